@@ -1,0 +1,1 @@
+"""prefetchd: a predictive staging engine for KV caches on NVMe."""

@@ -1,0 +1,84 @@
+"""The contract of a predictor: what it is told, and what it may say.
+
+A predictor only guesses. It issues nothing, owns no slots, reads no clock and no file; the planner
+drops what is already there, applies the budget and the bandwidth guard, and the core fetches.
+
+The smallest predictor is a file with one class:
+
+    from prefetchd.predictor import Guess, Predictor
+
+    class NextBlock(Predictor):
+        def on_access(self, access):
+            self.last = access.pages
+        def predict(self, now_ns, limit):
+            return Guess(self.last + self.geometry.layers)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from prefetchd.model import (
+    NO_IDS,
+    Access,
+    ChainHint,
+    Codes,
+    DoneHint,
+    Feedback,
+    Geometry,
+    Ids,
+    PageHint,
+    Scores,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """Pages that will be wanted, best first; duplicates and resident pages are dropped later.
+
+    `confidence` (float32, 0..1, same length): the chance that the page will be demanded soon;
+    None = no opinion. `deadline_ns`: when they will be wanted, on the clock of `now_ns`.
+    `sources` (uint8): which of several sub-predictors guessed each page, for feedback.
+    `keep`: pages to hold in staging while they are there (bounded by the planner).
+    """
+
+    pages: Ids = field(default_factory=lambda: NO_IDS)
+    confidence: Scores | None = None
+    deadline_ns: int | None = None
+    sources: Codes | None = None
+    keep: Ids = field(default_factory=lambda: NO_IDS)
+
+
+class Predictor:
+    """Base class: override what you need. Every hook gets whole batches.
+
+    `geometry` is the page space, `slots` the staging's size in pages: take memory in proportion
+    to these and no more. Hooks must be deterministic: the same calls give the same guesses.
+    """
+
+    name: ClassVar[str] = ""
+    """How it is chosen and reported; the class's name in lower case when empty."""
+
+    def __init__(self, geometry: Geometry, slots: int) -> None:
+        self.geometry = geometry
+        self.slots = slots
+
+    def on_access(self, access: Access) -> None:
+        """Pages were demanded."""
+
+    def on_page_hint(self, hint: PageHint) -> None:
+        """The engine has scored pages it will soon demand."""
+
+    def on_chain_hint(self, hint: ChainHint) -> None:
+        """The engine expects a request whose blocks are these."""
+
+    def on_done_hint(self, hint: DoneHint) -> None:
+        """A request has ended."""
+
+    def on_feedback(self, feedback: Feedback) -> None:
+        """Earlier guesses have turned out useful, late or wasted."""
+
+    def predict(self, now_ns: int, limit: int) -> Guess:
+        """Return at most about `limit` pages, best first. Must not change what later calls see."""
+        return Guess()

@@ -1,1 +1,45 @@
-"""prefetchd: a predictive staging engine for KV caches on NVMe."""
+"""prefetchd: a predictive staging engine for KV caches on NVMe.
+
+with prefetchd.open("/nvme/kv", layout, blocks=10_000) as kv:
+    kv.put(keys, pages).wait()
+    with kv.demand(kv.pages(kv.lookup(keys), layer=0)) as ticket:
+        attend(ticket.views())
+"""
+
+from prefetchd.assembly import Options
+from prefetchd.device import DeviceError
+from prefetchd.engine import EngineError
+from prefetchd.gpu import GpuError
+from prefetchd.keys import block_keys
+from prefetchd.layout import Layout, LayoutError, uniform
+from prefetchd.model import ChainHint, DoneHint, Outcome, PageHint
+from prefetchd.registry import RegistryError
+from prefetchd.runtime import Runtime
+from prefetchd.runtime import open_runtime as open  # noqa: A004  (prefetchd.open reads best)
+from prefetchd.stats import Stats
+from prefetchd.store import StoreError
+from prefetchd.tickets import PageMissing, PutTicket, Ticket
+
+__all__ = [
+    "ChainHint",
+    "DeviceError",
+    "DoneHint",
+    "EngineError",
+    "GpuError",
+    "Layout",
+    "LayoutError",
+    "Options",
+    "Outcome",
+    "PageHint",
+    "PageMissing",
+    "PutTicket",
+    "RegistryError",
+    "Runtime",
+    "Stats",
+    "StoreError",
+    "Ticket",
+    "block_keys",
+    "open",
+    "uniform",
+]
+__version__ = "0.1.0"

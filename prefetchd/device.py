@@ -7,6 +7,7 @@ never block and are called by one thread at a time; `fileno` may be polled by an
 
 from __future__ import annotations
 
+import errno
 import select
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 OP = np.dtype(
     [
-        ("tag", "<u8"),  # the caller's; comes back in the completion
+        ("tag", "<u8"),  # the caller's, unique in flight, below 2**64 - 1; comes back in DONE
         ("offset", "<i8"),  # in the file, bytes
         ("memory", "<i8"),  # in the arena, bytes
         ("length", "<i8"),  # bytes, at most 1 GiB
@@ -48,12 +49,37 @@ class DeviceError(Exception):
     """A device cannot be had as asked: what, why and what to do, in one message."""
 
 
+Op = tuple[int, int, int, int, int, int]
+"""One row of an OP array as `tolist` gives it: tag, offset, memory, length, file, kind."""
+
+
+def refusal(op: Op, files: int, arena_bytes: int) -> int:
+    """Zero, or the -errno with which an operation ends because it cannot be started.
+
+    Checked here and not left to the kernel: a slice past the end of the arena would silently be
+    shorter, and io_uring takes offset -1 for "where the file stands".
+    """
+    _, offset, memory, length, file, kind = op
+    if not 0 <= file < files:
+        return -errno.EBADF
+    if kind == SYNC:
+        return 0
+    if kind not in (READ, WRITE) or offset < 0 or length < 0:
+        return -errno.EINVAL
+    if memory < 0 or memory + length > arena_bytes:
+        return -errno.EFAULT
+    return 0
+
+
 class StorageDevice:
     """Base class of storage devices.
 
     Law 2: from `submit` until its completion is reaped, the arena range of an operation belongs
     to the device. A cancelled operation still completes (with -ECANCELED or its real result).
     Every accepted operation completes exactly once, except on a device that loses it (`faulty`).
+    What cannot be started (see `refusal`) is accepted and completes with its -errno. `close` waits
+    for the medium without a limit, since nothing else keeps the arena safe. Submit from threads
+    that live on: the kernel cancels the requests of a thread that ends.
     """
 
     name: ClassVar[str] = ""

@@ -1,47 +1,48 @@
-"""Which staged page goes first: the contract, and the policies behind it.
-
-A policy orders slots; it owns no bytes, pins nothing and reads no clock. The staging tells it in
-batches what came, what was demanded and what went, and asks for victims among the slots it allows.
-"""
+"""The eviction policies there are, by name, and the plainest of them: least recently used first."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
-from prefetchd.model import Geometry, Ids, Mask, PageHint, Scores, Slots
+import numpy as np
+
+from prefetchd.arc import Arc
+from prefetchd.cycle import Cycle
+from prefetchd.model import Geometry, Ids, Mask, Scores, Slots
+from prefetchd.policy import Eviction, oldest
+
+__all__ = ["EVICTIONS", "Arc", "Cycle", "Eviction", "Lru"]
 
 
-class Eviction:
-    """Base class of eviction policies.
+class Lru(Eviction):
+    """Least recently used first; within one batch the first page asked for counts as the oldest."""
 
-    The caller guarantees: a slot is inserted before it is touched, removed before it is inserted
-    again, and appears at most once in a call; `pages[i]` is what `slots[i]` holds.
-    """
-
-    name: ClassVar[str] = ""
+    name: ClassVar[str] = "lru"
 
     def __init__(self, slots: int, geometry: Geometry) -> None:
-        self.slots = slots
-        self.geometry = geometry
+        super().__init__(slots, geometry)
+        # Empty slots are older than anything, and distinct, so that every order is a strict one.
+        self._empty = np.arange(-slots, 0, dtype=np.int64)
+        self._used = self._empty.copy()
+        self._clock = 0
 
     def inserted(self, slots: Slots, pages: Ids, *, prefetched: bool) -> None:
-        """Pages were given slots (their bytes may still be on the way)."""
-        raise NotImplementedError
+        self._stamp(slots)
 
     def touched(self, slots: Slots, pages: Ids, scores: Scores | None) -> None:
-        """Resident pages were demanded, all in one batch of one layer as a rule."""
-        raise NotImplementedError
+        self._stamp(slots)
 
     def removed(self, slots: Slots, pages: Ids) -> None:
-        """Slots were emptied, by eviction or otherwise."""
-        raise NotImplementedError
-
-    def hinted(self, hint: PageHint) -> None:
-        """The engine has scored pages it will soon demand (optional to use)."""
+        self._used[slots] = self._empty[slots]
 
     def victims(self, count: int, allowed: Mask) -> Slots:
-        """Up to `count` distinct slots for which `allowed` (bool, one a slot) holds, worst first.
+        candidates = np.flatnonzero(allowed)
+        return oldest(candidates, self._used, count)
 
-        MUST return `min(count, allowed.sum())` slots.
-        """
-        raise NotImplementedError
+    def _stamp(self, slots: Slots) -> None:
+        self._used[slots] = np.arange(self._clock, self._clock + len(slots))
+        self._clock += len(slots)
+
+
+EVICTIONS: dict[str, type[Eviction]] = {policy.name: policy for policy in (Lru, Arc, Cycle)}
+"""Every policy, by the name it is chosen and reported by."""

@@ -55,8 +55,13 @@ class GpuDevice:
         """A destination of shape (pages, slot_bytes), uint8, in the GPU's memory."""
         raise NotImplementedError
 
-    def push(self, slots: Slots, buffer: Any, start: int = 0) -> Push:
-        """Gather `slots` into `buffer[start : start + len(slots)]`. Does not wait for arrival."""
+    def push(self, slots: Slots, buffer: Any, start: int = 0, *, after: Any = None) -> Push:
+        """Gather `slots` into `buffer[start : start + len(slots)]`. Does not wait for arrival.
+
+        `after`: a stream of the caller's whose work so far may still read the buffer. One thread
+        pushes at a time; a push may block while all lanes are busy. Raises ValueError for slots
+        or rows out of range, or more than `batch_slots` pages, before a byte moves.
+        """
         raise NotImplementedError
 
     def to_host(self, buffer: Any) -> NDArray[np.uint8]:

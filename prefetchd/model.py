@@ -78,7 +78,7 @@ class Geometry:
         return blocks * self.layers + layer
 
 
-# --- hints: what an engine says ahead of time ------------------------------------------------
+# --- hints: what an engine says ahead of time ---
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class DoneHint:
 Hint = PageHint | ChainHint | DoneHint
 
 
-# --- what a predictor is told of ---------------------------------------------------------------
+# --- what a predictor is told of ---
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ class Feedback:
     verdicts: Codes
 
 
-# --- events: what has happened -------------------------------------------------------------------
+# --- events: what has happened ---
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,21 +175,14 @@ class Completed:
 
 
 @dataclass(frozen=True, slots=True)
-class Forgotten:
-    """These pages no longer exist in the store: nothing may be served from them."""
-
-    pages: Ids
-
-
-@dataclass(frozen=True, slots=True)
 class Idle:
     """Nothing urgent is waiting: time to predict, plan and sweep deadlines."""
 
 
-Event = Demanded | Released | Hinted | Completed | Forgotten | Idle
+Event = Demanded | Released | Hinted | Completed | Idle
 
 
-# --- commands: what is to be done -----------------------------------------------------------------
+# --- commands: what is to be done ---
 
 
 @dataclass(frozen=True, slots=True)

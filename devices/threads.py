@@ -1,0 +1,139 @@
+"""The storage device `threads`: a pool of threads in preadv and pwritev, where io_uring is not.
+
+Decides how many threads work and when they end. aiofiles' pool machinery runs the workers from one
+private event loop; each worker takes operations off a queue until the device is closed, so that a
+batch of 32 is 32 reads at once and no operation costs any asyncio. (Measured with random 64 KiB
+reads at depth 32: one asyncio task per operation or small batch reached 0.77 of the rate of 32
+plain threads in preadv, long-lived workers 0.97.) Files keep their flags, O_DIRECT among them, and
+data goes straight to and from the arena; preadv, pwritev and fdatasync release the GIL.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from queue import Empty, SimpleQueue
+
+import aiofiles.os
+import numpy as np
+from numpy.typing import NDArray
+
+from prefetchd.device import READ, SYNC, Arena, Completions, File, Op, Ops, StorageDevice, refusal
+from prefetchd.devices.memory import Mailbox
+
+WORKERS_MAX = 32  # more threads than this cost more in switches than they add in depth
+_EXIT_CHECK_S = 0.5
+
+
+class Threads(StorageDevice):
+    """Accepts up to `depth` operations; the first 32 of them are on the device at once."""
+
+    name = "threads"
+
+    def __init__(self, files: Sequence[File], arena: Arena, depth: int) -> None:
+        super().__init__(files, arena, depth)
+        self.workers = min(depth, WORKERS_MAX)
+        self.engine = f"aiofiles, {self.workers} threads in preadv and pwritev"
+        if depth > self.workers:
+            self.notes = (
+                f"depth {depth} was asked for, but {self.workers} operations run at once",
+            )
+        self._bytes = arena.data
+        self._mailbox = Mailbox()
+        self._in_flight = 0
+        self._closed = False
+        self._queue: SimpleQueue[Op | None] = SimpleQueue()  # None ends one worker
+        self._loop_thread = threading.Thread(
+            target=lambda: asyncio.run(self._run_workers()), name="prefetchd-loop", daemon=True
+        )
+        self._loop_thread.start()
+
+    async def _run_workers(self) -> None:
+        work = aiofiles.os.wrap(self._work)
+        with ThreadPoolExecutor(self.workers, "prefetchd-worker") as pool:
+            workers = asyncio.gather(*(work(executor=pool) for _ in range(self.workers)))
+            try:
+                # The interpreter joins pool threads at exit: a device that nobody closed would
+                # keep the process for ever.
+                while not workers.done() and threading.main_thread().is_alive():
+                    await asyncio.wait([workers], timeout=_EXIT_CHECK_S)
+            finally:
+                self._end_workers()
+            await workers
+
+    def _end_workers(self) -> None:
+        for _ in range(self.workers):
+            self._queue.put(None)
+
+    def _work(self) -> None:
+        while (op := self._queue.get()) is not None:
+            try:
+                result = self._carry_out(op)
+            except OSError as error:
+                result = -(error.errno or errno.EIO)
+            self._mailbox.post([(op[0], result)])
+
+    def _carry_out(self, op: Op) -> int:
+        refused = refusal(op, len(self.files), len(self._bytes))
+        if refused:
+            return refused
+        _, offset, memory, length, file, kind = op
+        descriptor = self.files[file].fd
+        if kind == SYNC:
+            os.fdatasync(descriptor)
+            return 0
+        move = os.preadv if kind == READ else os.pwritev
+        return move(descriptor, [self._bytes[memory : memory + length]], offset)
+
+    @property
+    def in_flight(self) -> int:
+        return self._in_flight
+
+    def submit(self, ops: Ops) -> int:
+        ops = ops[: self.depth - self._in_flight]
+        self._in_flight += len(ops)
+        for op in ops.tolist():
+            self._queue.put(op)
+        return len(ops)
+
+    def reap(self) -> Completions:
+        done = self._mailbox.take()
+        self._in_flight -= len(done)
+        return done
+
+    def cancel(self, tags: NDArray[np.uint64]) -> None:
+        """Take what no worker has begun off the queue; what is in a system call runs on."""
+        unwanted = set(tags.tolist())
+        queued = self._take_queued()
+        for op in queued:
+            if op[0] not in unwanted:
+                self._queue.put(op)
+        self._mailbox.post([(op[0], -errno.ECANCELED) for op in queued if op[0] in unwanted])
+
+    def _take_queued(self) -> list[Op]:
+        queued: list[Op] = []
+        try:
+            while (op := self._queue.get_nowait()) is not None:
+                queued.append(op)
+        except Empty:
+            pass
+        return queued
+
+    def fileno(self) -> int:
+        return self._mailbox.fileno()
+
+    def close(self) -> None:
+        """Drop what has not begun and wait for what has: no system call outlives this."""
+        if self._closed:
+            return
+        self._closed = True
+        self._take_queued()
+        self._end_workers()
+        self._loop_thread.join()
+        self._mailbox.close()
+        self._bytes.release()
+        self._in_flight = 0

@@ -1,0 +1,31 @@
+"""What the drive itself says it moved, to tell a drive from a cache in front of it.
+
+Decides from the kernel's disk counters whether reads reached the medium (CASES: device bytes over
+application bytes outside 0.95-1.05). Other processes on the same drive only add to the counters.
+"""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+
+import psutil
+
+from prefetchd.hostinfo import Medium
+
+_CACHED_BELOW = 0.95
+_BYTES_MIN = 1 << 24  # fewer bytes than that prove nothing
+
+
+def read_counter(medium: Medium) -> int | None:
+    """Bytes that the drive behind `medium` has read since boot; None if nobody counts them."""
+    counters = psutil.disk_io_counters(perdisk=True) or {}
+    entry = counters.get(PurePath(medium.device).name)
+    return None if entry is None else int(entry.read_bytes)
+
+
+def cached_share(asked_bytes: int, medium_bytes: int | None) -> float | None:
+    """The share of `asked_bytes` that did not come from the drive, if it was too large."""
+    if medium_bytes is None or asked_bytes < _BYTES_MIN:
+        return None
+    share = 1 - medium_bytes / asked_bytes
+    return share if medium_bytes < _CACHED_BELOW * asked_bytes else None

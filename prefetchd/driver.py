@@ -1,0 +1,190 @@
+"""Between the core and a storage device: commands become operations, completions become events.
+
+Decides how pages merge into operations and in which order waiting operations reach the device
+(demand, prefetch, write). Makes no policy: what to read into which slot is the core's business.
+Calls are made by one thread at a time, except `verify`, which needs no lock.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from prefetchd.catalog import Catalog
+from prefetchd.device import OP, READ, Arena, Completions, Ops, StorageDevice
+from prefetchd.hostinfo import errno_name
+from prefetchd.model import Cancel, Completed, Ids, IoClass, Mask, Read, Slots
+from prefetchd.writer import WRITE_TAG, Writer, Written
+
+log = logging.getLogger("prefetchd")
+
+_SLOT_BITS = np.uint64(24)
+SLOTS_MAX = 1 << 24
+_SLOT_MASK = np.uint64(SLOTS_MAX - 1)
+_GENERATION_MASK = np.uint64((1 << 39) - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class RawReads:
+    """Reads that have ended, not verified yet: one row a page."""
+
+    slots: Slots
+    pages: Ids
+    generations: Ids
+    whole: Mask  # the device moved all bytes it was asked for
+
+
+@dataclass(slots=True)
+class DepthMeter:
+    """Time-weighted number of operations in flight, over the time when there were any."""
+
+    area_ns: int = 0
+    busy_ns: int = 0
+    _in_flight: int = 0
+    _since_ns: int = 0
+
+    def note(self, in_flight: int, now_ns: int) -> None:
+        if self._in_flight:
+            elapsed_ns = now_ns - self._since_ns
+            self.area_ns += self._in_flight * elapsed_ns
+            self.busy_ns += elapsed_ns
+        self._in_flight, self._since_ns = in_flight, now_ns
+
+    @property
+    def mean(self) -> float:
+        return self.area_ns / self.busy_ns if self.busy_ns else 0.0
+
+
+class Driver:
+    """`staging` is the arena's front, shape (slots, slot_bytes)."""
+
+    def __init__(
+        self, device: StorageDevice, catalog: Catalog, staging: Arena, writer: Writer
+    ) -> None:
+        self.device = device
+        self.catalog = catalog
+        self.staging = staging
+        self.writer = writer
+        self.depth = DepthMeter()
+        self.bytes_read = 0
+        self.bytes_written = 0
+        self.failures: Counter[str] = Counter()
+        self._waiting: list[list[Ops]] = [[] for _ in IoClass]
+        slots = len(staging)
+        self._run = np.zeros(slots, np.int64)  # pages of the operation that begins at a slot
+        self._page = np.zeros(slots, np.int64)
+        self._generation = np.zeros(slots, np.int64)
+
+    def read(self, command: Read) -> None:
+        """Queue a read; `start` hands it to the device."""
+        pages, slots = command.pages, command.slots
+        self._page[slots] = pages
+        self._generation[slots] = command.generations
+        slot_bytes = self.staging.shape[1]
+        heads = np.ones(len(pages), np.bool_)
+        if len(pages) > 1:
+            # Neighbours on the medium that are neighbours in memory make one operation.
+            layers = self.catalog.superblock.layers
+            heads[1:] = (np.diff(slots) != 1) | (np.diff(pages) != 1) | (pages[1:] % layers == 0)
+        first = np.flatnonzero(heads)
+        runs = np.diff(first, append=len(pages))
+        self._run[slots[first]] = runs
+        ops = np.zeros(len(first), OP)
+        generations = command.generations[first].astype(np.uint64) & _GENERATION_MASK
+        ops["tag"] = (generations << _SLOT_BITS) | slots[first].astype(np.uint64)
+        ops["offset"] = self.catalog.offsets(pages[first])
+        ops["memory"] = slots[first] * slot_bytes
+        ops["length"] = runs * slot_bytes
+        ops["kind"] = READ
+        self.bytes_read += len(pages) * slot_bytes
+        self._waiting[command.io_class].append(ops)
+
+    def write(self, ops: Ops) -> None:
+        self.bytes_written += int(ops["length"].sum())
+        self._waiting[IoClass.WRITE_BACK].append(ops)
+
+    def cancel(self, command: Cancel) -> None:
+        """Ask the device to end reads early; those that began inside a longer run go with it."""
+        generations = self._generation[command.slots].astype(np.uint64) & _GENERATION_MASK
+        self.device.cancel((generations << _SLOT_BITS) | command.slots.astype(np.uint64))
+
+    def start(self, now_ns: int) -> None:
+        """Hand over what is queued, most urgent first, as far as the device has room."""
+        for queue in self._waiting:
+            while queue:
+                taken = self.device.submit(queue[0])
+                if taken < len(queue[0]):
+                    queue[0] = queue[0][taken:]
+                    self.depth.note(self.device.in_flight, now_ns)
+                    return
+                queue.pop(0)
+        self.depth.note(self.device.in_flight, now_ns)
+
+    def reap(self, now_ns: int) -> tuple[RawReads | None, list[Written]]:
+        """Take what has ended. Reads still need `verify`; writes are carried on here."""
+        completions = self.device.reap()
+        if len(completions) == 0:
+            return None, []
+        self.depth.note(self.device.in_flight, now_ns)
+        writing = (completions["tag"] & WRITE_TAG) != 0
+        written = self._carry_on(completions[writing]) if writing.any() else []
+        reads = completions if not written and not writing.any() else completions[~writing]
+        return (self._raw_reads(reads) if len(reads) else None), written
+
+    def _raw_reads(self, completions: Completions) -> RawReads:
+        first = (completions["tag"] & _SLOT_MASK).astype(np.int64)
+        runs = self._run[first]
+        lengths = runs * self.staging.shape[1]
+        results = completions["result"]
+        whole = results == lengths
+        if not whole.all():
+            for result in results[~whole].tolist():
+                self._failed("short read" if result >= 0 else errno_name(result))
+        slots, each = first, whole
+        if len(first) != runs.sum():
+            each = np.repeat(whole, runs)
+            within = np.arange(len(each)) - np.repeat(np.cumsum(runs) - runs, runs)
+            slots = np.repeat(first, runs) + within
+        return RawReads(slots, self._page[slots], self._generation[slots], each)
+
+    def verify(self, reads: RawReads) -> Completed:
+        """Check every page that came whole; only a verified page may be read by anyone."""
+        verified = reads.whole.copy()
+        whole = np.flatnonzero(reads.whole)
+        good = self.catalog.verify(reads.pages[whole], self.staging, reads.slots[whole])
+        verified[whole] = good
+        corrupt = len(whole) - int(np.count_nonzero(good))
+        if corrupt:
+            self._failed("checksum mismatch", corrupt)
+        return Completed(reads.slots, reads.generations, verified)
+
+    def _failed(self, kind: str, count: int = 1) -> None:
+        """Count a failure; say the first of each kind, not the millionth."""
+        first = kind not in self.failures
+        self.failures[kind] += count
+        if first:
+            where = self.device.files[0].path
+            log.warning("%s: %s; what it was for is a miss, the rest goes on", where, kind)
+
+    def _carry_on(self, completions: Completions) -> list[Written]:
+        ended: list[Written] = []
+        for tag, result in zip(
+            completions["tag"].tolist(), completions["result"].tolist(), strict=True
+        ):
+            step = self.writer.completed(tag, result)
+            if isinstance(step, Written):
+                ended.append(step)
+                if step.block < 0:
+                    reason = errno_name(result) if result < 0 else "short write"
+                    self._failed(f"write: {reason}")
+            else:
+                self.write(step)
+        return ended
+
+    @property
+    def queued(self) -> bool:
+        """Whether operations wait for the device to have room."""
+        return any(self._waiting)

@@ -1,0 +1,132 @@
+"""How likely is a page to be demanded at its layer's next turn? Learned from its past alone.
+
+Decides what is remembered of a page (fading averages of its use over one, four and 32 turns of its
+layer), of a block (its use by the layers just computed) and how these add up to a chance. Knows
+nothing of slots, hints or budgets: eviction and prediction build on the same estimate.
+
+A *turn* is one visit of a layer, which decode makes once a step; a new turn starts whenever the
+demanded layer changes. Memory is 20 bytes a page; the cost of a call depends on its batch only.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prefetchd.model import Geometry, Ids, Scores
+
+HALF_LIVES = (1.0, 4.0, 32.0)
+"""Turns of a page's layer after which a use counts half."""
+HEAT_LAYERS = 5.0
+"""Layers after which a block's use counts 1/e: neighbouring layers look at the same text."""
+
+# The estimate is a logistic sum, fitted once on recorded decode attention; weights that were fitted
+# on one text served the other equally well, so they are kept few and round.
+BIAS = -2.8
+USE_WEIGHTS = (1.0, 3.2, 0.9)
+HEAT_WEIGHT = 1.5
+NEIGHBOUR_WEIGHT = 0.4
+RANK_WEIGHT = 1.6
+PLAIN_RANK = 0.4
+"""The rank of a demanded page whose scores the engine did not give."""
+
+HINT_STEEPNESS = 5.0
+
+_FADE_TURNS = 512  # after so many turns the longest average has faded to 1e-5
+_FADE_TICKS = 128
+
+
+class UseHistory:
+    """What was demanded when, and the chance that it is demanded again."""
+
+    def __init__(self, geometry: Geometry) -> None:
+        self.geometry = geometry
+        # One row of padding on either side lets every page look at the blocks before and after it.
+        padded = geometry.pages + 2 * geometry.layers
+        self._use = np.zeros((padded, len(HALF_LIVES)), np.float32)
+        self._turn = np.zeros(padded, np.int32)
+        self._turns = np.zeros(geometry.layers, np.int32)
+        self._heat = np.zeros(geometry.blocks, np.float32)
+        self._heat_tick = np.zeros(geometry.blocks, np.int64)
+        self._tick = 0
+        self.layer = -1
+        """The layer whose turn it is; -1 before the first."""
+
+        keep = np.exp2(-1.0 / np.array(HALF_LIVES))
+        self._gain = (1.0 - keep).astype(np.float32)
+        self._fade = (keep ** np.arange(_FADE_TURNS)[:, None]).astype(np.float32)
+        self._weights = np.array(USE_WEIGHTS, np.float32)
+        cooling = np.exp(-1.0 / HEAT_LAYERS)
+        self._heat_gain = np.float32(1.0 - cooling)
+        self._cooling = (cooling ** np.arange(_FADE_TICKS)).astype(np.float32)
+        self._cooling[-1] = 0.0
+
+    def turn_to(self, layer: int) -> None:
+        """The layer's next turn begins: what it does not demand now fades by one turn."""
+        self.layer = layer
+        self._turns[layer] += 1
+        self._tick += 1
+
+    def used(self, pages: Ids) -> int:
+        """Pages of the layer whose turn it is are demanded; how many of them for the first time."""
+        layers = self.geometry.layers
+        rows = pages + layers
+        turn = self._turns[self.layer]
+        age = turn - self._turn[rows]
+        if not age.all():
+            pages = pages[age > 0]
+            rows, age = pages + layers, age[age > 0]
+        fade = self._fade[np.minimum(age, _FADE_TURNS - 1)]
+        self._use[rows] = self._use[rows] * fade + self._gain
+        self._turn[rows] = turn
+        blocks = pages // layers
+        self._heat[blocks] = self._heat_now(blocks) + self._heat_gain
+        self._heat_tick[blocks] = self._tick
+        return len(blocks)
+
+    def chance(self, pages: Ids, ranks: Scores | float = 0.0) -> Scores:
+        """The chance (0..1, float32) that each page is demanded at its layer's next turn.
+
+        `ranks`: for pages demanded in this turn, the share of the batch that scored lower.
+        """
+        return logistic(self.log_odds(pages) + np.float32(RANK_WEIGHT) * ranks)
+
+    def log_odds(self, pages: Ids) -> Scores:
+        """The same estimate before the logistic curve, without the rank."""
+        layers = self.geometry.layers
+        turns = self._turns[pages % layers]
+        odds: Scores = self._faded(pages + layers, turns) @ self._weights
+        before = self._faded(pages, turns)[:, 1]
+        after = self._faded(pages + 2 * layers, turns)[:, 1]
+        odds += np.float32(NEIGHBOUR_WEIGHT) * (before + after)
+        odds += np.float32(HEAT_WEIGHT) * self._heat_now(pages // layers)
+        odds += np.float32(BIAS)
+        return odds
+
+    def _faded(self, rows: Ids, turns: NDArray[np.int32]) -> NDArray[np.float32]:
+        age = np.minimum(turns - self._turn[rows], _FADE_TURNS - 1)
+        faded: NDArray[np.float32] = self._use[rows] * self._fade[age]
+        return faded
+
+    def _heat_now(self, blocks: Ids) -> Scores:
+        age = np.minimum(self._tick - self._heat_tick[blocks], _FADE_TICKS - 1)
+        heat: Scores = self._heat[blocks] * self._cooling[age]
+        return heat
+
+
+def hint_chance(scores: Scores, expected: float) -> Scores:
+    """The chance that each hinted page is demanded, from its rank among those of its layer.
+
+    `expected`: how many pages the layer is likely to demand. Measured on recorded hints, a page
+    ranked well above that number is certain, at it an even bet, and the odds fall evenly between.
+    """
+    ranks = np.empty(len(scores), np.float32)
+    ranks[np.argsort(-scores, kind="stable")] = np.arange(len(scores), dtype=np.float32)
+    steepness = np.float32(HINT_STEEPNESS)
+    return logistic(steepness * (1.0 - ranks / np.float32(max(expected, 1.0))))
+
+
+def logistic(odds: Scores) -> Scores:
+    """1 / (1 + e^-x), kept in float32."""
+    result: Scores = 1.0 / (1.0 + np.exp(-np.clip(odds, -30.0, 30.0)))
+    return result

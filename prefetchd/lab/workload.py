@@ -1,0 +1,127 @@
+"""A decode as batches of page ids, ready to be replayed: demands, hints and arrivals, in order.
+
+Decides how several requests with a common prefix share one page space and one decode batch. Knows
+no runtime, device or clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prefetchd.lab.attention import AttentionTrace, TraceError
+from prefetchd.model import ChainHint, Geometry, Ids, Mask, PageHint, Scores
+
+_WINDOW_BLOCKS = 64  # far pages are neither the sink nor in the last 1,024 tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What one layer of one step needs: page ids, the model's weights of them, which are far."""
+
+    pages: Ids
+    scores: Scores
+    far: Mask
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """`demands[step][layer]`, `hints[step][layer]` (for that layer), `arrivals[step]`."""
+
+    name: str
+    geometry: Geometry
+    demands: list[list[Demand]]
+    hints: list[list[PageHint | None]]
+    arrivals: dict[int, list[ChainHint]]
+
+    @property
+    def steps(self) -> int:
+        return len(self.demands)
+
+    @property
+    def widest(self) -> int:
+        """Most pages that one layer needs at once."""
+        return max(len(demand.pages) for step in self.demands for demand in step)
+
+    def future(self) -> list[Ids]:
+        return [demand.pages for step in self.demands for demand in step]
+
+
+def single(trace: AttentionTrace, *, top_k: int, steps: int | None = None) -> Workload:
+    """One request's decode, as recorded."""
+    return batched(trace, top_k=top_k, steps=steps, requests=1, shared_share=0.0)
+
+
+def batched(
+    trace: AttentionTrace,
+    *,
+    top_k: int,
+    steps: int | None,
+    requests: int,
+    shared_share: float,
+) -> Workload:
+    """`requests` copies of a decode in one batch, over one common prefix.
+
+    The first `shared_share` of the prompt's blocks are the same pages for all; what follows is
+    each request's own. Request r joins r strides of steps after the first and plays the trace
+    from its beginning, announced one step ahead by its chain of prompt blocks.
+    """
+    count = trace.steps if steps is None else min(steps, trace.steps)
+    if count < 1 or top_k < 1:
+        raise TraceError(f"a replay needs steps and a top-k, got {count} steps and k = {top_k}")
+    layers, blocks = trace.geometry.layers, trace.geometry.blocks
+    shared = int(shared_share * (trace.prompt_tokens // trace.block_tokens))
+    geometry = Geometry(layers, shared + requests * (blocks - shared))
+    stride = max(1, count // (2 * requests))
+    maps = [_block_map(blocks, shared, request) for request in range(requests)]
+    demands: list[list[Demand]] = []
+    hints: list[list[PageHint | None]] = []
+    for step in range(count):
+        live = [(step - r * stride, maps[r]) for r in range(requests) if step >= r * stride]
+        demands.append([_demand(trace, geometry, live, layer, top_k) for layer in range(layers)])
+        hints.append([_hint(trace, geometry, live, layer) for layer in range(layers)])
+    prompt = np.arange(min(blocks, trace.prompt_tokens // trace.block_tokens))
+    arrivals = {max(0, r * stride - 1): [ChainHint(r, maps[r][prompt])] for r in range(1, requests)}
+    return Workload(trace.name, geometry, demands, hints, arrivals)
+
+
+def _block_map(blocks: int, shared: int, request: int) -> Ids:
+    """Where a request's blocks lie in the common block space."""
+    own = np.arange(blocks, dtype=np.int64)
+    own[shared:] += request * (blocks - shared)
+    return own
+
+
+_Live = list[tuple[int, NDArray[np.int64]]]
+
+
+def _demand(
+    trace: AttentionTrace, geometry: Geometry, live: _Live, layer: int, top_k: int
+) -> Demand:
+    blocks, scores, far = [], [], []
+    for step, mapped in live:
+        own, mass = trace.need(step, layer, top_k)
+        blocks.append(mapped[own])
+        scores.append(mass)
+        far.append((own > 0) & (own <= trace.frontier(step) - _WINDOW_BLOCKS))
+    merged, first, where = np.unique(np.concatenate(blocks), return_index=True, return_inverse=True)
+    best = np.zeros(len(merged), np.float32)
+    np.maximum.at(best, where, np.concatenate(scores))
+    return Demand(geometry.page_ids(merged, layer), best, np.concatenate(far)[first])
+
+
+def _hint(trace: AttentionTrace, geometry: Geometry, live: _Live, layer: int) -> PageHint | None:
+    blocks, scores = [], []
+    for step, mapped in live:
+        hint = trace.hint(step, layer)
+        if hint is not None:
+            blocks.append(mapped[trace.geometry.block_of(hint.pages)])
+            scores.append(hint.scores)
+    if not blocks:
+        return None
+    merged, where = np.unique(np.concatenate(blocks), return_inverse=True)
+    best = np.zeros(len(merged), np.float32)
+    np.maximum.at(best, where, np.concatenate(scores))
+    return PageHint(geometry.page_ids(merged, layer), best)

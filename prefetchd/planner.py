@@ -1,0 +1,153 @@
+"""What of a predictor's guess is worth fetching: filter, budget, deadlines, bandwidth, feedback.
+
+Decides which pages are prefetched and in which order. Does no I/O, reads no clock (times come with
+the calls) and knows slots only through the map it is given.
+
+Device time is the currency. A decayed least-squares fit of read latency against the number of
+reads in flight gives a base latency and a service time per page; an allowance of device time
+grows with the clock and is spent by every read. Demand always reads; prefetch only while the
+allowance lasts, so it is what yields when demand alone fills the device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prefetchd.model import NO_IDS, Codes, Feedback, Ids, Mask, Scores, Verdict
+from prefetchd.predictor import Guess
+
+_SOURCES_MAX = 256
+_FIT_DECAY = 0.98
+_LEAD_DECAY = 0.9
+_FEEDBACK_DECAY = 0.99
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerLimits:
+    """`burst_pages`: most pages prefetched by one plan. `precision_floor`: a source measured
+    below it is cut to a trickle. `candidates_max`: guesses looked at per plan."""
+
+    burst_pages: int = 16
+    precision_floor: float = 0.1
+    candidates_max: int = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Pages to prefetch, best first, none resident or in flight, and the source of each."""
+
+    pages: Ids
+    sources: Ids
+    deadline_ns: int | None
+
+
+class Planner:
+    def __init__(self, limits: PlannerLimits) -> None:
+        self.limits = limits
+        self._fit = np.zeros(5)  # decayed n, sum x, sum y, sum xx, sum xy (x reads ahead, y ns)
+        self._lead_ns = 0.0
+        self._allowance_ns = 0.0
+        self._allowance_at_ns: int | None = None
+        self._verdicts = np.zeros((_SOURCES_MAX, len(Verdict)))
+        self._probes = np.zeros(_SOURCES_MAX, np.int64)
+
+    # --- what has been measured ---
+
+    def observe_reads(self, ahead: NDArray[np.int32], latency_ns: NDArray[np.int64]) -> None:
+        """Reads ended: how many were in flight when each was issued (itself included)."""
+        x, y = ahead.astype(np.float64), latency_ns.astype(np.float64)
+        sums = np.array([len(x), x.sum(), y.sum(), x @ x, x @ y])
+        self._fit = self._fit * _FIT_DECAY + sums
+
+    def observe_lead(self, lead_ns: int) -> None:
+        """The time between a hint and the demand that it foretold."""
+        old = self._lead_ns
+        self._lead_ns = lead_ns if old == 0 else _LEAD_DECAY * old + (1 - _LEAD_DECAY) * lead_ns
+
+    def observe_feedback(self, feedback: Feedback) -> None:
+        counts = np.zeros_like(self._verdicts)
+        np.add.at(counts, (feedback.sources, feedback.verdicts), 1)
+        self._verdicts = self._verdicts * _FEEDBACK_DECAY ** len(feedback.pages) + counts
+
+    def device_times_ns(self) -> tuple[float, float]:
+        """(base latency, service time per page), both 0 until something was read."""
+        count, x, y, xx, xy = self._fit
+        if count == 0:
+            return 0.0, 0.0
+        spread = count * xx - x * x
+        service = max(0.0, (count * xy - x * y) / spread) if spread > 1e-9 else 0.0
+        return max(0.0, (y - service * x) / count), service
+
+    def precision(self) -> NDArray[np.float64]:
+        """Per source: the share of its ended prefetches that were demanded, optimistic at first."""
+        wanted = self._verdicts[:, Verdict.USEFUL] + self._verdicts[:, Verdict.LATE]
+        precision: NDArray[np.float64] = (wanted + 4) / (self._verdicts.sum(axis=1) + 4)
+        return precision
+
+    # --- spending ---
+
+    def advance(self, now_ns: int) -> None:
+        """Let device time pass: the allowance grows with the clock, up to one burst."""
+        if self._allowance_at_ns is not None:
+            self._allowance_ns += now_ns - self._allowance_at_ns
+        self._allowance_at_ns = now_ns
+        most = (self.limits.burst_pages + 1) * max(self.device_times_ns()[1], 1.0)
+        self._allowance_ns = min(max(self._allowance_ns, -most), most)
+
+    def spend(self, pages: int) -> None:
+        """Pages were read, for whatever reason."""
+        self._allowance_ns -= pages * self.device_times_ns()[1]
+
+    def budget(self) -> int:
+        """Pages that may be prefetched now: what fits the burst, the allowance and the lead."""
+        base, service = self.device_times_ns()
+        pages = self.limits.burst_pages
+        if service > 0:
+            pages = min(pages, int(max(0.0, self._allowance_ns) / service) + 1)
+            if self._lead_ns > 0:
+                # At least one: a late prefetch still arrives before a miss would.
+                pages = min(pages, max(1, int((self._lead_ns - base) / service)))
+        return pages
+
+    def plan(self, guess: Guess, slot_of: NDArray[np.int32], now_ns: int) -> Plan:
+        """Choose at most `budget()` absent pages of the guess, best first.
+
+        `slot_of` maps page to slot, -1 where absent. Ids out of range are dropped.
+        """
+        self.advance(now_ns)
+        pages = guess.pages[: self.limits.candidates_max]
+        budget = self.budget()
+        if len(pages) == 0 or budget <= 0:
+            return Plan(NO_IDS, NO_IDS, None)
+        places = self._absent(pages, slot_of)
+        places = places[self._allowed(places, guess.confidence, guess.sources)][:budget]
+        chosen: Ids = pages[places]
+        sources = self._sources(places, guess.sources)
+        return Plan(chosen, sources, guess.deadline_ns)
+
+    def _absent(self, pages: Ids, slot_of: NDArray[np.int32]) -> Ids:
+        """Places in `pages` of pages in range and absent, each page once, order kept."""
+        inside = (pages >= 0) & (pages < len(slot_of))
+        absent = inside & (slot_of[np.where(inside, pages, 0)] < 0)
+        places = np.flatnonzero(absent)
+        _, first = np.unique(pages[places], return_index=True)
+        first.sort()
+        kept: Ids = places[first]
+        return kept
+
+    def _sources(self, places: Ids, sources: Codes | None) -> Ids:
+        return np.zeros(len(places), np.int64) if sources is None else sources[places].astype(int)
+
+    def _allowed(self, places: Ids, confidence: Scores | None, sources: Codes | None) -> Mask:
+        """Drop sources that have proved useless, but for one probe in sixteen plans."""
+        source = self._sources(places, sources)
+        allowed: Mask = self.precision()[source] >= self.limits.precision_floor
+        if not allowed.all():
+            refused = source[~allowed][0]
+            self._probes[refused] += 1
+            if self._probes[refused] % 16 == 0:
+                allowed[np.flatnonzero(~allowed)[0]] = True
+        return allowed

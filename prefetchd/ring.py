@@ -1,0 +1,218 @@
+"""An io_uring whose rings are numpy arrays: a batch is a few vector assignments and one call.
+
+Decides how a batch becomes submission entries and how completions are read back. Knows nothing of
+pages, slots, priorities or files beyond their descriptors. The kernel's interface is described in
+io_uring_setup(2), io_uring_enter(2) and io_uring_register(2); every offset is taken from what the
+kernel returns at setup, since they differ between versions.
+
+Memory order: on x86 stores are seen in order, and a tail written here is only read by the kernel
+inside io_uring_enter, which is a full barrier on every architecture. A completion tail read
+without a system call may be old, never wrong.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import liburing
+import numpy as np
+from numpy.typing import NDArray
+
+_SETUP, _ENTER, _REGISTER = 425, 426, 427  # the same numbers on every architecture
+
+_REGISTER_BUFFERS, _REGISTER_FILES = 0, 2  # the package does not name these
+
+# Operations, by the numbers of linux/io_uring.h; the package names the flags but not these.
+OP_FSYNC, OP_READ_FIXED, OP_WRITE_FIXED, OP_ASYNC_CANCEL, OP_READ, OP_WRITE = 3, 4, 5, 14, 22, 23
+
+_OFFSETS = [("head", "<u4"), ("tail", "<u4"), ("mask", "<u4"), ("entries", "<u4")]
+_PARAMS = np.dtype(
+    [
+        ("sq_entries", "<u4"),
+        ("cq_entries", "<u4"),
+        ("flags", "<u4"),
+        ("sq_thread", "<u4", 2),
+        ("features", "<u4"),
+        ("wq_fd", "<u4"),
+        ("reserved", "<u4", 3),
+        (
+            "sq",
+            [*_OFFSETS, ("flags", "<u4"), ("dropped", "<u4"), ("array", "<u4"), ("rest", "V12")],
+        ),
+        (
+            "cq",
+            [*_OFFSETS, ("overflow", "<u4"), ("cqes", "<u4"), ("flags", "<u4"), ("rest", "V12")],
+        ),
+    ]
+)
+SQE = np.dtype(
+    [
+        ("opcode", "u1"),
+        ("flags", "u1"),
+        ("ioprio", "<u2"),
+        ("fd", "<i4"),
+        ("offset", "<u8"),
+        ("address", "<u8"),
+        ("length", "<u4"),
+        ("op_flags", "<u4"),
+        ("user_data", "<u8"),
+        ("buffer", "<u2"),
+        ("personality", "<u2"),
+        ("splice_fd", "<i4"),
+        ("rest", "<u8", 2),
+    ]
+)
+CQE = np.dtype([("user_data", "<u8"), ("result", "<i4"), ("flags", "<u4")])
+_WAIT_ARGUMENT = np.dtype([("sigmask", "<u8"), ("size", "<u4"), ("pad", "<u4"), ("timeout", "<u8")])
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_syscall = _libc.syscall
+_syscall.argtypes = [ctypes.c_long] * 7
+_syscall.restype = ctypes.c_long
+
+
+def _call(number: int, *arguments: int) -> int:
+    """A raw system call (the GIL is released): its result, or -errno."""
+    result = int(_syscall(number, *arguments, *(0,) * (6 - len(arguments))))
+    return result if result >= 0 else -ctypes.get_errno()
+
+
+def _checked(what: str, result: int) -> int:
+    if result < 0:
+        raise OSError(-result, f"{what}: {os.strerror(-result)}")
+    return result
+
+
+class Ring:
+    """One io_uring with room for `entries` submissions and twice as many completions.
+
+    `single_issuer`: all calls come from the thread that made the ring; completions are then only
+    posted inside `enter` (SINGLE_ISSUER | DEFER_TASKRUN), which saves interrupts.
+    Raises OSError with the kernel's errno (EPERM, ENOSYS, ENOMEM, EINVAL ...).
+    """
+
+    def __init__(self, entries: int, *, single_issuer: bool = False) -> None:
+        parameters = np.zeros(1, _PARAMS)
+        flags = liburing.IORING_SETUP_SUBMIT_ALL | liburing.IORING_SETUP_CLAMP
+        if single_issuer:
+            flags |= liburing.IORING_SETUP_SINGLE_ISSUER | liburing.IORING_SETUP_DEFER_TASKRUN
+        parameters["flags"] = flags
+        self.single_issuer = single_issuer
+        self.fd = _checked("io_uring_setup", _call(_SETUP, entries, parameters.ctypes.data))
+        self._maps: list[mmap.mmap] = []
+        try:
+            self._map(parameters[0])
+        except BaseException:
+            self.close()
+            raise
+
+    def _map(self, parameters: Any) -> None:
+        sq, cq = parameters["sq"], parameters["cq"]
+        self.entries = int(parameters["sq_entries"])
+        self.cq_entries = int(parameters["cq_entries"])
+        sq_bytes = int(sq["array"]) + 4 * self.entries
+        cq_bytes = int(cq["cqes"]) + CQE.itemsize * self.cq_entries
+        if int(parameters["features"]) & liburing.IORING_FEAT_SINGLE_MMAP:
+            sq_memory = cq_memory = self._mmap(max(sq_bytes, cq_bytes), liburing.IORING_OFF_SQ_RING)
+        else:
+            sq_memory = self._mmap(sq_bytes, liburing.IORING_OFF_SQ_RING)
+            cq_memory = self._mmap(cq_bytes, liburing.IORING_OFF_CQ_RING)
+        sqe_memory = self._mmap(SQE.itemsize * self.entries, liburing.IORING_OFF_SQES)
+
+        self._sq_head = np.frombuffer(sq_memory, "<u4", 1, int(sq["head"]))
+        self._sq_tail = np.frombuffer(sq_memory, "<u4", 1, int(sq["tail"]))
+        # Entry i of the submission ring always names submission entry i.
+        np.frombuffer(sq_memory, "<u4", self.entries, int(sq["array"]))[:] = np.arange(self.entries)
+        self._cq_head = np.frombuffer(cq_memory, "<u4", 1, int(cq["head"]))
+        self._cq_tail = np.frombuffer(cq_memory, "<u4", 1, int(cq["tail"]))
+        self._cqes = np.frombuffer(cq_memory, CQE, self.cq_entries, int(cq["cqes"]))
+        self.sqes: NDArray[Any] = np.frombuffer(sqe_memory, SQE, self.entries)
+        self._wait_timeout = np.zeros(2, "<i8")
+
+    def _mmap(self, length: int, offset: int) -> mmap.mmap:
+        memory = mmap.mmap(self.fd, length, mmap.MAP_SHARED | mmap.MAP_POPULATE, offset=offset)
+        self._maps.append(memory)
+        return memory
+
+    def register_buffers(self, address: int, sizes: Sequence[int]) -> None:
+        """Pin one memory range, cut into consecutive buffers of `sizes` bytes (each <= 1 GiB)."""
+        vectors = np.zeros((len(sizes), 2), "<u8")
+        vectors[:, 1] = sizes
+        vectors[:, 0] = address + np.concatenate([[0], np.cumsum(sizes[:-1])])
+        self._register(_REGISTER_BUFFERS, "register buffers", vectors)
+
+    def register_files(self, descriptors: Sequence[int]) -> None:
+        table = np.array(descriptors, "<i4")
+        self._register(_REGISTER_FILES, "register files", table)
+
+    def _register(self, opcode: int, what: str, table: NDArray[Any]) -> None:
+        result = _call(_REGISTER, self.fd, opcode, table.ctypes.data, len(table))
+        _checked(f"io_uring_register ({what})", result)
+
+    def room(self) -> int:
+        """How many submissions fit now."""
+        return self.entries - self._pending()
+
+    def _pending(self) -> int:
+        return (int(self._sq_tail[0]) - int(self._sq_head[0])) & 0xFFFFFFFF
+
+    def claim(self, count: int) -> list[slice]:
+        """The places of the next `count` (<= room) entries in `sqes`: one slice, or two."""
+        start = int(self._sq_tail[0]) & (self.entries - 1)
+        end = start + count
+        if end <= self.entries:
+            return [slice(start, end)]
+        return [slice(start, self.entries), slice(0, end - self.entries)]
+
+    def submit(self, count: int, wait_count: int = 0) -> None:
+        """Publish `count` claimed entries and hand all to the kernel; then wait if asked.
+
+        Raises OSError if the kernel refuses for another reason than being busy or interrupted.
+        """
+        self._sq_tail[0] = (int(self._sq_tail[0]) + count) & 0xFFFFFFFF
+        flags = liburing.IORING_ENTER_GETEVENTS if wait_count else 0
+        while pending := self._pending():
+            result = _call(_ENTER, self.fd, pending, wait_count, flags)
+            if result < 0 and -result not in (errno.EINTR, errno.EAGAIN, errno.EBUSY):
+                _checked("io_uring_enter", result)
+
+    def wait(self, count: int, timeout_ns: int) -> None:
+        """Block until `count` completions are there, the timeout (ns), or a signal."""
+        timeout = np.array([timeout_ns // 1_000_000_000, timeout_ns % 1_000_000_000], "<i8")
+        argument = np.zeros(1, _WAIT_ARGUMENT)
+        argument["timeout"] = timeout.ctypes.data
+        flags = liburing.IORING_ENTER_GETEVENTS | liburing.IORING_ENTER_EXT_ARG
+        size = _WAIT_ARGUMENT.itemsize
+        result = _call(_ENTER, self.fd, 0, count, flags, argument.ctypes.data, size)
+        if result < 0 and -result not in (errno.ETIME, errno.EINTR, errno.EAGAIN, errno.EBUSY):
+            _checked("io_uring_enter (wait)", result)
+
+    def ready(self) -> bool:
+        """Whether a completion is known to be there, without asking the kernel."""
+        return bool(self._cq_tail[0] != self._cq_head[0])
+
+    def reap(self) -> NDArray[Any]:
+        """All completions there are, as a fresh array of CQE; each is seen once."""
+        if self.single_issuer and not self.ready():
+            _call(_ENTER, self.fd, 0, 0, liburing.IORING_ENTER_GETEVENTS)
+        head = int(self._cq_head[0])
+        count = (int(self._cq_tail[0]) - head) & 0xFFFFFFFF
+        start = head & (self.cq_entries - 1)
+        if start + count <= self.cq_entries:
+            completions = self._cqes[start : start + count].copy()
+        else:
+            wrapped = self._cqes[: start + count - self.cq_entries]
+            completions = np.concatenate([self._cqes[start:], wrapped])
+        self._cq_head[0] = (head + count) & 0xFFFFFFFF
+        return completions
+
+    def close(self) -> None:
+        """Close the ring. The kernel ends what is in flight; reap it first if buffers matter."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1

@@ -1,0 +1,275 @@
+"""The embedded runtime: `prefetchd.open(...)`, in the caller's process, nothing to start.
+
+Decides how the parts are put together and what callers may ask. Policy is the core's, bytes are
+the driver's, the file is the store's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prefetchd import store
+from prefetchd.assembly import Options, Parts, assemble
+from prefetchd.catalog import StoreFullError
+from prefetchd.engine import Engine
+from prefetchd.hostinfo import Medium, errno_name
+from prefetchd.layout import Layout
+from prefetchd.model import Demanded, Hint, Hinted, Ids, Ready, Scores
+from prefetchd.stats import Stats, take_stats
+from prefetchd.tickets import PutTicket, Ticket
+from prefetchd.writer import Written
+
+log = logging.getLogger("prefetchd")
+
+Keys = Sequence[bytes] | NDArray[np.uint8]
+
+_KEY_BYTES = 16
+_CLOSE_TIMEOUT_NS = 30_000_000_000
+
+
+class Runtime:
+    """One store, one staging buffer, one engine. Usable as a context manager, also `async with`.
+
+    Thread-safe. Made by `prefetchd.open`.
+    """
+
+    def __init__(self, parts: Parts, options: Options) -> None:
+        self._parts = parts
+        self.options = options
+        self.geometry = parts.geometry
+        self.slots, self.slot_bytes = parts.staging.shape
+        self.page_bytes = parts.store.superblock.page_bytes
+        self.notes = parts.notes
+        for note in self.notes:
+            log.warning("%s: %s", parts.store.where, note)
+        self._staged = parts.staging[:, : self.page_bytes].view()
+        self._staged.flags.writeable = False
+        self._tickets: dict[int, Ticket] = {}
+        self._puts: dict[int, PutTicket] = {}
+        self._numbers = 0
+        self._timeout_ns = int(options.demand_timeout_s * 1e9)
+        self._seen = np.zeros(self.geometry.pages, np.int32)
+        self.engine = Engine(parts.core, parts.driver, self._on_ready, self._on_written)
+        self._closed = False
+
+    # --- what an engine asks ---
+
+    def lookup(self, keys: Keys) -> Ids:
+        """Block indices (int64) of the longest known prefix of `keys` (16 bytes each)."""
+        with self.engine.lock:
+            return self._parts.catalog.prefix(_as_keys(keys))
+
+    def pages(self, blocks: Ids, layer: int) -> Ids:
+        """Page ids (int64) of one layer of these blocks."""
+        return self.geometry.page_ids(np.asarray(blocks, np.int64), layer)
+
+    def demand(
+        self,
+        pages: Ids,
+        *,
+        request: int = 0,
+        scores: Scores | None = None,
+        timeout_s: float | None = None,
+    ) -> Ticket:
+        """Ask for pages (int64, distinct) now; they stay in staging until the ticket is released.
+
+        Raises ValueError for repeated or unknown pages, or more than staging can hold at once.
+        """
+        pages = np.ascontiguousarray(pages, np.int64)
+        engine = self.engine
+        if engine.core.reading:
+            engine.collect()  # what has arrived is not late
+        timeout_ns = self._timeout_ns if timeout_s is None else int(timeout_s * 1e9)
+        with engine.lock:
+            self._check_demand(pages)
+            self._numbers += 1
+            ticket = Ticket(engine, self._parts.gpu, self._staged, self._numbers, pages)
+            self._tickets[ticket.number] = ticket
+            deadline_ns = engine.clock() + timeout_ns
+            try:
+                engine.handle(Demanded(ticket.number, pages, deadline_ns, request, scores))
+            except BaseException:
+                self._tickets.pop(ticket.number, None)
+                raise
+        if ticket.done:
+            engine.wake()
+        return ticket
+
+    def _check_demand(self, pages: Ids) -> None:
+        if len(pages) > self.slots:
+            raise ValueError(
+                f"{len(pages)} pages demanded at once, staging holds {self.slots}; "
+                "raise staging_bytes or ask for fewer pages"
+            )
+        if not self._parts.catalog.known(pages).all():
+            bad = pages[~self._parts.catalog.known(pages)][0]
+            raise ValueError(f"page {bad} belongs to no block of this store; use lookup() first")
+        order = np.arange(len(pages), dtype=np.int32)
+        self._seen[pages] = order
+        if (self._seen[pages] != order).any():
+            raise ValueError("a page is demanded twice in one batch; make the ids distinct")
+
+    def hint(self, hint: Hint) -> None:
+        """Say ahead of time what will be needed: PageHint, ChainHint or DoneHint."""
+        self.engine.handle(Hinted(hint))
+
+    def put(self, keys: Keys, pages: NDArray[np.generic]) -> PutTicket:
+        """Store blocks: `pages` of shape (blocks, layers, page_bytes) in bytes of any dtype.
+
+        The caller's memory is free on return. Writing goes on behind; a key is found once its
+        block is on the device (not yet: flushed). Known keys are not written again. Waits while
+        all write buffers are busy. Raises ValueError for a wrong shape.
+        """
+        names = _as_keys(keys)
+        rows = self._as_pages(pages, len(names))
+        engine = self.engine
+        with engine.lock:
+            self._numbers += 1
+            number = self._numbers
+            ticket = self._puts[number] = PutTicket(engine, len(names))
+        for position, key in enumerate(names):
+            engine.wait(lambda: not engine.driver.writer.full)
+            with engine.lock:
+                self._put_block(number, position, key, rows[position])
+        return ticket
+
+    def _as_pages(self, pages: NDArray[np.generic], count: int) -> NDArray[np.uint8]:
+        shape = (count, self.geometry.layers, self.page_bytes)
+        flat = np.ascontiguousarray(pages).reshape(-1).view(np.uint8)
+        if flat.size != count * shape[1] * shape[2]:
+            raise ValueError(
+                f"pages for {count} keys take {shape} bytes, got {flat.size} bytes "
+                f"(array of shape {pages.shape}, {pages.dtype})"
+            )
+        return flat.reshape(shape)
+
+    def _put_block(self, number: int, position: int, key: bytes, rows: NDArray[np.uint8]) -> None:
+        engine = self.engine
+        known = self._parts.catalog.find(key)
+        if known >= 0:
+            self._settle(number, position, known)
+            return
+        try:
+            ops = engine.driver.writer.stage(number, position, key, rows)
+        except StoreFullError as error:
+            self._settle(number, position, -1, str(error))
+            return
+        engine.driver.write(ops)
+        engine.driver.start(engine.clock())
+
+    # --- called by the engine, under its lock ---
+
+    def _on_ready(self, ready: Ready) -> None:
+        self._tickets.pop(ready.ticket).resolve(ready)
+
+    def _on_written(self, written: Written) -> None:
+        failure = ""
+        if written.block < 0:
+            reason = errno_name(written.result) if written.result < 0 else "short write"
+            failure = f"block {written.position} was not stored: {reason}"
+        self._settle(written.put, written.position, written.block, failure)
+
+    def _settle(self, put: int, position: int, block: int, failure: str = "") -> None:
+        ticket = self._puts[put]
+        ticket.settle(position, block, failure)
+        if ticket.done:
+            del self._puts[put]
+
+    # --- state and end ---
+
+    @property
+    def medium(self) -> Medium:
+        """What lies under the store."""
+        return self._parts.store.medium
+
+    def buffer(self, pages: int) -> Any:
+        """A destination for `Ticket.push`: (pages, slot_bytes) bytes in the GPU's memory."""
+        return self._parts.gpu.buffer(pages)
+
+    def peek(self, buffer: Any, pages: int, length: int) -> NDArray[np.uint8]:
+        """The first `length` bytes of a buffer's first rows in ordinary memory, for checks."""
+        return self._parts.gpu.to_host(buffer[:pages, :length])
+
+    def stats(self) -> Stats:
+        """A consistent picture of the counters."""
+        with self.engine.lock:
+            return take_stats(self._parts, self.engine)
+
+    def close(self) -> None:
+        """Finish the writes, mark the store clean, let go of everything. Harmless when repeated."""
+        if self._closed:
+            return
+        self._closed = True
+        writer = self._parts.driver.writer
+        clean = False
+        try:
+            deadline_ns = self.engine.clock() + _CLOSE_TIMEOUT_NS
+            clean = self.engine.wait(lambda: writer.in_flight == 0, deadline_ns)
+        finally:
+            self.engine.stop()
+            self._parts.close(clean=clean)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await asyncio.to_thread(self.close)
+
+
+def _as_keys(keys: Keys) -> list[bytes]:
+    names = [bytes(key) for key in keys]
+    if any(len(name) != _KEY_BYTES for name in names):
+        raise ValueError(f"keys are {_KEY_BYTES} bytes each; see prefetchd.keys")
+    return names
+
+
+def open_runtime(
+    path: str | Path | None,
+    layout: Layout | None = None,
+    *,
+    blocks: int | None = None,
+    fill: bool = True,
+    options: Options | None = None,
+) -> Runtime:
+    """Open the store at `path`, creating it for `blocks` blocks of `layout` if there is none.
+
+    `path` None keeps everything in this process's memory (device `memory`): for tests and tries.
+    Raises StoreError, DeviceError, GpuError, RegistryError, each saying what to do.
+    """
+    options = options or Options()
+    if path is None:
+        if layout is None or blocks is None:
+            raise store.StoreError("a store in memory needs a layout and a number of blocks")
+        opened = store.in_memory(layout, blocks)
+        if options.device == "uring":
+            options = replace(options, device="memory")
+        return Runtime(assemble(opened, options), options)
+    directory = Path(path)
+    if not store.exists(directory) and layout is not None and blocks is not None:
+        store.create(directory, layout, blocks, fill=fill)
+    return Runtime(assemble(store.open_store(directory, layout), options), options)

@@ -1,0 +1,144 @@
+"""The staging buffer's books: which slot holds which page, in which state, for whom.
+
+Decides slot life and death, with an eviction policy choosing among what may go. Owns no bytes,
+does no I/O and reads no clock. A slot is FREE, READING (the device's), READY (readable) or
+ABANDONED (its read was given up, yet the device still owns it); pins are readers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from prefetchd.eviction import Eviction
+from prefetchd.model import NO_IDS, Geometry, Ids, IoClass, Mask, Slots
+
+FREE, READING, READY, ABANDONED = range(4)
+_KEPT_SHARE_MAX = 0.5  # of the slots: what a predictor may ask to hold
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Slots given to pages (a prefix of those asked for), and what was thrown out for them."""
+
+    slots: Slots
+    evicted_pages: Ids
+    wasted_pages: Ids
+    wasted_sources: Ids
+
+
+class Staging:
+    """Struct of arrays over slots, and the map from pages (int32, -1 = not here)."""
+
+    def __init__(self, slots: int, geometry: Geometry, eviction: Eviction) -> None:
+        self.slots = slots
+        self.eviction = eviction
+        self.slot_of = np.full(geometry.pages, -1, np.int32)
+        self.page_of = np.full(slots, -1, np.int64)
+        self.state = np.zeros(slots, np.uint8)
+        self.pins = np.zeros(slots, np.int32)
+        self.generation = np.zeros(slots, np.int64)
+        self.attempts = np.zeros(slots, np.uint8)
+        self.issued_ns = np.zeros(slots, np.int64)
+        self.ahead = np.zeros(slots, np.int32)  # reads in flight when this one was issued
+        self.prefetched = np.zeros(slots, np.bool_)
+        self.fresh = np.zeros(slots, np.bool_)  # prefetched, and not demanded since
+        self.source = np.zeros(slots, np.uint8)
+        self.kept = np.zeros(slots, np.bool_)
+        self._free = np.arange(slots - 1, -1, -1, dtype=np.int64)  # a stack; lowest slot on top
+        self._free_count = slots
+
+    def evictable(self) -> Mask:
+        """Slots whose page may be thrown out (bool, one a slot), held ones excluded."""
+        allowed: Mask = (self.state == READY) & (self.pins == 0) & ~self.kept
+        return allowed
+
+    def room(self) -> int:
+        """How many pages could be placed at the cost of clean pages."""
+        unpinned = (self.state == READY) & (self.pins == 0)
+        return self._free_count + int(np.count_nonzero(unpinned))
+
+    def place(self, pages: Ids, io_class: IoClass, sources: Ids | None = None) -> Placement:
+        """Give slots to absent, distinct `pages`, evicting as needed; as many as can be had.
+
+        Pages held for a predictor are thrown out only for a demand.
+        """
+        lacking = len(pages) - self._free_count
+        evicted, wasted, wasted_sources = NO_IDS, NO_IDS, NO_IDS
+        if lacking > 0:
+            victims = self._victims(lacking, io_class)
+            evicted = self.page_of[victims]
+            unused = self.fresh[victims]
+            wasted, wasted_sources = evicted[unused], self.source[victims[unused]].astype(np.int64)
+            self.free(victims)
+        count = min(len(pages), self._free_count)
+        slots = self._free[self._free_count - count : self._free_count][::-1].copy()
+        self._free_count -= count
+        placed = pages[:count]
+        self.slot_of[placed] = slots
+        self.page_of[slots] = placed
+        self.state[slots] = READING
+        self.attempts[slots] = 0
+        prefetched = io_class == IoClass.PREFETCH
+        self.prefetched[slots] = prefetched
+        self.fresh[slots] = prefetched
+        self.source[slots] = 0 if sources is None else sources[:count]
+        if count:
+            self.eviction.inserted(slots, placed, prefetched=prefetched)
+        return Placement(slots, evicted, wasted, wasted_sources)
+
+    def _victims(self, count: int, io_class: IoClass) -> Slots:
+        victims = self.eviction.victims(count, self.evictable())
+        if len(victims) < count and io_class == IoClass.DEMAND:
+            held: Mask = (self.state == READY) & (self.pins == 0) & self.kept
+            more = self.eviction.victims(count - len(victims), held)
+            victims = np.concatenate([victims, more])
+        return victims
+
+    def free(self, slots: Slots) -> None:
+        """Empty slots and return them to the free ones. Nobody may own them."""
+        self.unmap(slots)
+        self.state[slots] = FREE
+        end = self._free_count + len(slots)
+        self._free[self._free_count : end] = slots
+        self._free_count = end
+
+    def unmap(self, slots: Slots) -> None:
+        """Part slots from their pages, which are no longer here."""
+        pages = self.page_of[slots]
+        held = pages >= 0
+        if not held.all():
+            slots, pages = slots[held], pages[held]
+        if len(slots):
+            self.eviction.removed(slots, pages)
+            self.slot_of[pages] = -1
+            self.page_of[slots] = -1
+            self.fresh[slots] = False
+            self.kept[slots] = False
+
+    def abandon(self, slots: Slots) -> None:
+        """Give up reads that the device still owns: their pages are gone, their slots wait."""
+        self.unmap(slots)
+        self.pins[slots] = 0
+        self.state[slots] = ABANDONED
+
+    def keep(self, pages: Ids) -> None:
+        """Hold these pages (and no others) while they are here, up to half of the slots."""
+        self.kept[:] = False
+        slots = self.slot_of[pages[: int(self.slots * _KEPT_SHARE_MAX)]]
+        self.kept[slots[slots >= 0]] = True
+
+    def check(self) -> None:
+        """Raise AssertionError where the books disagree with each other (for tests)."""
+        mapped = np.flatnonzero(self.page_of >= 0)
+        assert (self.slot_of[self.page_of[mapped]] == mapped).all()
+        assert np.count_nonzero(self.slot_of >= 0) == len(mapped)
+        free = self._free[: self._free_count]
+        assert len(np.unique(free)) == len(free)
+        assert (self.state[free] == FREE).all()
+        assert np.count_nonzero(self.state == FREE) == len(free)
+        assert (self.page_of[self.state == FREE] == -1).all()
+        assert (self.page_of[self.state == ABANDONED] == -1).all()
+        assert (self.pins >= 0).all()
+        assert (self.pins[(self.state == FREE) | (self.state == ABANDONED)] == 0).all()

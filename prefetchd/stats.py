@@ -1,0 +1,84 @@
+"""A picture of a running engine's counters, as one frozen value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prefetchd.assembly import Parts
+from prefetchd.engine import Engine
+from prefetchd.model import Outcome, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Counts since open. Pages unless the name says otherwise."""
+
+    device: str
+    engine: str
+    gpu: str
+    predictor: str
+    evict: str
+    notes: tuple[str, ...]
+    slots: int
+    slots_used: int
+    slots_pinned: int
+    blocks: int
+    blocks_visible: int
+    outcomes: dict[str, int]
+    prefetch: dict[str, int]
+    failures: dict[str, int]
+    retried: int
+    failed: int
+    expired: int
+    abandoned: int
+    pages_read: int
+    bytes_read: int
+    bytes_written: int
+    achieved_depth: float
+    prefetch_budget: int
+    base_latency_us: float
+    service_us: float
+    decision_ns: NDArray[np.int64]
+
+
+def take_stats(parts: Parts, engine: Engine) -> Stats:
+    """The caller holds the engine's lock."""
+    core, driver = parts.core, parts.driver
+    counters, staging = core.counters, core.staging
+    base_ns, service_ns = core.planner.device_times_ns()
+    verdicts = {verdict.name.lower(): int(counters.verdicts[verdict]) for verdict in Verdict}
+    return Stats(
+        device=parts.device.name,
+        engine=parts.device.engine,
+        gpu=parts.gpu.engine,
+        predictor=parts.predictor_name,
+        evict=staging.eviction.name,
+        notes=parts.notes,
+        slots=staging.slots,
+        slots_used=int(np.count_nonzero(staging.page_of >= 0)),
+        slots_pinned=int(np.count_nonzero(staging.pins)),
+        blocks=parts.geometry.blocks,
+        blocks_visible=parts.catalog.blocks_visible,
+        outcomes={o.name.lower(): int(counters.outcomes[o]) for o in Outcome},
+        prefetch={
+            "issued": counters.prefetch_reads,
+            "pollution": counters.pollution,
+            **verdicts,
+        },
+        failures=dict(driver.failures),
+        retried=counters.retried,
+        failed=counters.failed,
+        expired=counters.expired,
+        abandoned=counters.abandoned,
+        pages_read=counters.demand_reads + counters.prefetch_reads,
+        bytes_read=driver.bytes_read,
+        bytes_written=driver.bytes_written,
+        achieved_depth=driver.depth.mean,
+        prefetch_budget=core.planner.budget(),
+        base_latency_us=base_ns / 1e3,
+        service_us=service_ns / 1e3,
+        decision_ns=engine.decision_ns.values(),
+    )

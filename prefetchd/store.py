@@ -1,0 +1,341 @@
+"""The NVMe tier's file: creating, opening, owning, scanning and closing it.
+
+Decides how a store lives on one path, and tells people what is wrong with it. Which block lies
+where is the catalog's; what bytes mean is the format's; moving them is the device's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import psutil
+from numpy.typing import NDArray
+
+from prefetchd.catalog import Catalog
+from prefetchd.device import OP, READ, SYNC, WRITE, Arena, File, Ops, StorageDevice
+from prefetchd.format import (
+    FORMAT_VERSION,
+    Binding,
+    FormatError,
+    Superblock,
+    decode_header,
+    decode_superblock,
+    encode_superblock,
+    namespace_id,
+)
+from prefetchd.hostinfo import Medium, errno_name, medium_of
+from prefetchd.layout import Layout
+
+_EXTENTS_NAME, _LOCK_NAME = "extents.dat", "owner.lock"
+_EXTENT_BYTES_MAX = 1 << 30  # one operation carries a whole extent
+_FILL_BYTES = 1 << 22
+_TRANSFER_TIMEOUT_NS = 30_000_000_000
+
+Ids64 = NDArray[np.int64]
+Progress = Callable[[int, int], None]
+"""Called with (bytes done, bytes in all)."""
+
+
+class StoreError(Exception):
+    """A store cannot be had as asked: what, where, why and what to do, in one message."""
+
+
+@dataclass(slots=True)
+class Store:
+    """An owned store. `files` go to a device; `load` then reads the catalog through it."""
+
+    directory: Path | None
+    superblock: Superblock
+    files: list[File]
+    medium: Medium
+    lock_fd: int = -1
+
+    @property
+    def where(self) -> str:
+        return str(self.directory) if self.directory else "memory"
+
+    def load(self, device: StorageDevice, arena: Arena, namespace: str) -> Catalog:
+        """Prove that the device writes and reads, mark the store in use, scan its headers.
+
+        `arena` is scratch inside the device's arena, at least one extent long. Raises StoreError.
+        """
+        self._mark(device, arena, clean=False)
+        shape = self.superblock
+        binding = Binding(namespace_id(namespace), shape.fingerprint, shape.page_bytes)
+        catalog = Catalog(shape, binding)
+        batch = max(1, min(device.depth, len(arena) // shape.header_bytes))
+        for start in range(0, shape.blocks, batch):
+            blocks = np.arange(start, min(shape.blocks, start + batch))
+            rows = arena[: len(blocks) * shape.header_bytes].reshape(len(blocks), -1)
+            offsets = shape.superblock_bytes + blocks * shape.extent_bytes
+            results = transfer(device, _operations(device, rows, READ, offsets))
+            for block in np.flatnonzero(results == shape.header_bytes):
+                header = decode_header(rows[block], shape)
+                if header is not None:
+                    catalog.load(int(blocks[block]), header)
+        return catalog
+
+    def _mark(self, device: StorageDevice, arena: Arena, *, clean: bool) -> None:
+        """Write the superblock, flush it, read it back and compare."""
+        self.superblock = msgspec.structs.replace(self.superblock, clean=clean)
+        block = encode_superblock(self.superblock)
+        row = arena[: len(block)].reshape(1, -1)
+        row[0] = block
+        offset = np.zeros(1, np.int64)
+        for kind, what in ((WRITE, "writing"), (SYNC, "flushing"), (READ, "reading")):
+            if kind == READ:
+                row[:] = 0
+            result = int(transfer(device, _operations(device, row, kind, offset))[0])
+            if result != (0 if kind == SYNC else len(block)):
+                raise StoreError(_refused(self.where, device.name, what, len(block), result))
+        if (row[0] != block).any():
+            raise StoreError(
+                f"store {self.where}: a page written through {device.name} reads back different; "
+                "the medium or its driver is broken, use another path"
+            )
+
+    def mark_clean(self, device: StorageDevice, arena: Arena) -> None:
+        """The last thing before `release`: everything written is on the medium."""
+        self._mark(device, arena, clean=True)
+
+    def release(self) -> None:
+        """Close the descriptors and the lock without touching the medium."""
+        for file in self.files:
+            if file.fd >= 0:
+                os.close(file.fd)
+        self.files = []
+        if self.lock_fd >= 0:
+            os.close(self.lock_fd)
+            self.lock_fd = -1
+
+
+def plan_superblock(layout: Layout, blocks: int, alignment_bytes: int) -> Superblock:
+    """The shape of a store for `blocks` blocks of a layout. Raises StoreError if it cannot be."""
+    shape = Superblock(
+        FORMAT_VERSION,
+        layout.layers,
+        layout.page_bytes,
+        layout.slot_bytes(alignment_bytes),
+        blocks,
+        alignment_bytes,
+        layout.fingerprint(),
+        secrets.token_bytes(16),
+        clean=True,
+    )
+    if shape.extent_bytes > _EXTENT_BYTES_MAX:
+        raise StoreError(
+            f"a block of layout {layout.name} takes {shape.extent_bytes} bytes, more than the "
+            f"{_EXTENT_BYTES_MAX} of one operation; use fewer tokens a block"
+        )
+    return shape
+
+
+def in_memory(layout: Layout, blocks: int) -> Store:
+    """A store without a path, for the `memory` device."""
+    shape = plan_superblock(layout, blocks, 4096)
+    file = File(-1, "memory", shape.file_bytes)
+    return Store(None, shape, [file], Medium("none", "memory", 1, 1))
+
+
+def create(
+    directory: Path, layout: Layout, blocks: int, *, fill: bool, progress: Progress | None = None
+) -> None:
+    """Make a store: preallocated, and written once if `fill`, so that reads touch the medium.
+
+    Raises StoreError: no such parent, no space, not writable, a store is there already.
+    """
+    path = directory / _EXTENTS_NAME
+    with _told(directory):
+        directory.mkdir(exist_ok=True)
+        if path.exists():
+            raise StoreError(f"store {directory} exists already; open it, or erase the folder")
+        lock_fd = _take_lock(directory)
+        try:
+            _write_new(path, layout, blocks, fill=fill, progress=progress)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(lock_fd)
+
+
+def _write_new(
+    path: Path, layout: Layout, blocks: int, *, fill: bool, progress: Progress | None
+) -> None:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_DIRECT, 0o600)
+    try:
+        medium = medium_of(fd, str(path))
+        shape = plan_superblock(layout, blocks, medium.alignment_bytes)
+        os.posix_fallocate(fd, 0, shape.file_bytes)
+        with mmap.mmap(-1, max(_FILL_BYTES, shape.superblock_bytes)) as memory:
+            if fill:
+                _fill(fd, memory, shape.file_bytes, progress)
+            memory[: shape.superblock_bytes] = encode_superblock(shape).tobytes()
+            os.pwrite(fd, memoryview(memory)[: shape.superblock_bytes], 0)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _fill(fd: int, memory: mmap.mmap, size: int, progress: Progress | None) -> None:
+    done = 0
+    while done < size:
+        with memoryview(memory)[: min(_FILL_BYTES, size - done)] as chunk:
+            done += os.pwrite(fd, chunk, done)
+        if progress:
+            progress(done, size)
+
+
+def open_store(directory: Path, layout: Layout | None = None) -> Store:
+    """Take ownership of a store and read its superblock.
+
+    Raises StoreError: missing, foreign, damaged, newer, of another layout, cut short, owned by
+    another process, not permitted, O_DIRECT not offered.
+    """
+    with _told(directory):
+        path = directory / _EXTENTS_NAME
+        if not path.exists():
+            raise StoreError(f"there is no store in {directory}; create one first")
+        lock_fd = _take_lock(directory)
+        fd = -1
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_DIRECT)
+            shape = _read_superblock(fd, directory, layout)
+            medium = medium_of(fd, str(path))
+            _check_alignment(directory, shape, medium)
+            file = File(fd, str(path), shape.file_bytes, medium.alignment_bytes)
+            return Store(directory, shape, [file], medium, lock_fd)
+        except BaseException:
+            if fd >= 0:
+                os.close(fd)
+            os.close(lock_fd)
+            raise
+
+
+def exists(directory: Path) -> bool:
+    return (directory / _EXTENTS_NAME).exists()
+
+
+def _read_superblock(fd: int, directory: Path, layout: Layout | None) -> Superblock:
+    with mmap.mmap(-1, 1 << 16) as memory:
+        length = os.preadv(fd, [memory], 0)
+        block = np.frombuffer(memory[:length], np.uint8)
+    try:
+        shape = decode_superblock(block)
+    except (FormatError, msgspec.DecodeError) as error:
+        raise StoreError(f"{directory} cannot be opened as a store: {error}") from error
+    if layout is not None and shape.fingerprint != layout.fingerprint():
+        raise StoreError(
+            f"store {directory} was made for another layout: {shape.layers} pages of "
+            f"{shape.page_bytes} bytes a block (fingerprint {shape.fingerprint.hex()[:8]}), asked "
+            f"for {layout.name} with {layout.layers} pages of {layout.page_bytes} bytes "
+            f"({layout.fingerprint().hex()[:8]}); name the right layout or use another folder"
+        )
+    size = os.fstat(fd).st_size
+    if size < shape.file_bytes:
+        raise StoreError(
+            f"store {directory} is cut short: {size} of {shape.file_bytes} bytes are there; "
+            "restore the file or erase the folder"
+        )
+    return shape
+
+
+def _check_alignment(directory: Path, shape: Superblock, medium: Medium) -> None:
+    if shape.alignment_bytes % medium.alignment_bytes:
+        raise StoreError(
+            f"store {directory} is aligned to {shape.alignment_bytes} bytes, but here the device "
+            f"needs {medium.alignment_bytes}; create the store anew on this device"
+        )
+
+
+def _take_lock(directory: Path) -> int:
+    """One owner by lock; the file names its process for the next who comes."""
+    fd = os.open(directory / _LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        owner = os.pread(fd, 32, 0).decode("ascii", "replace").strip()
+        os.close(fd)
+        raise StoreError(
+            f"store {directory} is in use by process {_described(owner)}; stop it, or use "
+            "another folder"
+        ) from None
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    return fd
+
+
+def _described(pid: str) -> str:
+    try:
+        return f"{pid} ({psutil.Process(int(pid)).name()})"
+    except (ValueError, psutil.Error):
+        return pid or "unknown"
+
+
+@contextlib.contextmanager
+def _told(directory: Path) -> Iterator[None]:
+    """Turn an OSError into words: path, errno by name, and what to do."""
+    remedies = {
+        "ENOENT": "create its parent folder first",
+        "EACCES": "give this user read and write permission",
+        "EPERM": "give this user read and write permission",
+        "EROFS": "the file system is mounted read-only; remount it or use another path",
+        "ENOSPC": "the file system is full; free space or ask for a smaller store",
+        "EDQUOT": "the disk quota is used up; ask for a smaller store",
+        "EINVAL": "this file system does not offer O_DIRECT; use a local disk file system",
+        "EIO": "the device reports an error; see the kernel log",
+    }
+    try:
+        yield
+    except OSError as error:
+        name = errno_name(error.errno or 0)
+        remedy = remedies.get(name.split(" ", 1)[0], "check the path")
+        raise StoreError(f"store {directory}: {name}; {remedy}") from error
+
+
+def _refused(where: str, device: str, what: str, size: int, result: int) -> str:
+    reason = errno_name(result) if result < 0 else f"only {result} of {size} bytes"
+    return (
+        f"store {where}: {what} the first page through {device} failed: {reason}; O_DIRECT was "
+        "accepted at open but does not work here, or the device is failing: use another path"
+    )
+
+
+def _operations(device: StorageDevice, rows: NDArray[np.uint8], kind: int, offsets: Ids64) -> Ops:
+    """One operation per row of `rows`, a view into the device's arena."""
+    ops = np.zeros(len(rows), OP)
+    start = rows.ctypes.data - device.arena.ctypes.data
+    ops["tag"] = np.arange(len(rows))
+    ops["offset"] = offsets
+    ops["memory"] = start + np.arange(len(rows)) * rows.shape[1]
+    ops["length"] = rows.shape[1]
+    ops["kind"] = kind
+    return ops
+
+
+def transfer(device: StorageDevice, ops: Ops) -> Ids64:
+    """Carry out operations tagged 0..n-1 on an idle device; their results in order.
+
+    An operation that does not end within 30 s gives -ETIMEDOUT.
+    """
+    results = np.full(len(ops), -errno.ETIMEDOUT, np.int64)
+    left, ended = ops, 0
+    while ended < len(ops):
+        left = left[device.submit(left) :]
+        device.wait(_TRANSFER_TIMEOUT_NS)
+        done = device.reap()
+        if len(done) == 0:
+            break
+        results[done["tag"].astype(np.int64)] = done["result"]
+        ended += len(done)
+    return results

@@ -1,0 +1,204 @@
+"""What callers hold: a demand's ticket and a put's ticket.
+
+Decides how an answer is waited for, looked at and given back, from threads and from asyncio.
+Knows the engine only as something that can be driven.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prefetchd.engine import Engine
+from prefetchd.gpu import GpuDevice, Push
+from prefetchd.model import Codes, Ids, Mask, Ready, Released, Slots
+
+
+class PageMissing(Exception):  # noqa: N818  (it is an answer, not a fault)
+    """A page of a demand could not be had: it must be recomputed."""
+
+
+class _Awaitable:
+    """Done once, then for ever; can be waited for by a thread or awaited by a coroutine."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._callbacks: list[Callable[[], object]] = []
+
+    @property
+    def done(self) -> bool:
+        raise NotImplementedError
+
+    def _fire(self) -> None:
+        self._engine.resolved()
+        for callback in self._callbacks:
+            callback()
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        with self._engine.lock:
+            pending = not self.done
+            if pending:
+                loop = asyncio.get_running_loop()
+                future: asyncio.Future[None] = loop.create_future()
+                self._callbacks.append(lambda: loop.call_soon_threadsafe(_settle, future))
+        if pending:
+            self._engine.wake()
+            yield from future
+        return self
+
+
+def _settle(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+class Ticket(_Awaitable):
+    """A demand. Wait for it, read its pages in place or push them, then release it.
+
+    After `wait`: `slots` (int64, -1 where a page could not be had), `outcomes` (Outcome, one a
+    page) and `waits_ns` (int64, demand until readable), all in the order of `pages`.
+    """
+
+    def __init__(
+        self, engine: Engine, gpu: GpuDevice, staged: NDArray[np.uint8], number: int, pages: Ids
+    ) -> None:
+        super().__init__(engine)
+        self._gpu = gpu
+        self._staged = staged  # (slots, page_bytes), read-only
+        self.number = number
+        self.pages = pages
+        self._ready: Ready | None = None
+        self._pushes: list[Push] = []
+        self._released = False
+
+    @property
+    def done(self) -> bool:
+        return self._ready is not None
+
+    def resolve(self, ready: Ready) -> None:
+        self._ready = ready
+        self._fire()
+
+    def wait(self) -> Self:
+        """Block until the demand is answered, at its deadline at the latest."""
+        if self._ready is None:
+            self._engine.wait(lambda: self._ready is not None)
+        return self
+
+    @property
+    def _answer(self) -> Ready:
+        if self._ready is None:
+            self.wait()
+        assert self._ready is not None
+        return self._ready
+
+    @property
+    def slots(self) -> Slots:
+        return self._answer.slots
+
+    @property
+    def outcomes(self) -> Codes:
+        return self._answer.outcomes
+
+    @property
+    def waits_ns(self) -> NDArray[np.int64]:
+        return self._answer.waits_ns
+
+    @property
+    def missing(self) -> Mask:
+        """Which pages could not be had (bool, one a page)."""
+        missing: Mask = self._answer.slots < 0
+        return missing
+
+    def view(self, place: int) -> NDArray[np.uint8]:
+        """Page number `place` of the demand, in place: read-only, valid until `release`.
+
+        Raises PageMissing if it could not be had.
+        """
+        page: NDArray[np.uint8] = self._staged[self._present(np.array([place]))[0]]
+        return page
+
+    def views(self) -> list[NDArray[np.uint8]]:
+        """All pages in place, without a copy. Raises PageMissing unless all could be had."""
+        return [self._staged[slot] for slot in self._present(None)]
+
+    def push(self, buffer: Any, start: int = 0, *, skip_missing: bool = False) -> Push:
+        """Gather the pages into rows `start`... of a GPU buffer; `release` waits for the reads.
+
+        With `skip_missing` the pages that could be had are pushed close together, in order.
+        Raises PageMissing otherwise.
+        """
+        slots = self.slots[~self.missing] if skip_missing else self._present(None)
+        push = self._gpu.push(slots, buffer, start)
+        self._pushes.append(push)
+        return push
+
+    def _present(self, places: Ids | None) -> Slots:
+        if self._released:
+            raise ValueError("the ticket was released; its pages may be others by now")
+        slots = self.slots if places is None else self.slots[places]
+        if slots.min(initial=0) < 0:
+            count = int(np.count_nonzero(slots < 0))
+            raise PageMissing(f"{count} of {len(slots)} pages could not be had; recompute them")
+        return slots
+
+    def release(self) -> None:
+        """Give the pins back, once pushes have read the slots. Harmless when repeated."""
+        if self._released:
+            return
+        self._released = True
+        for push in self._pushes:
+            if not push.sources_free():
+                push.wait()
+        self._engine.handle(Released(self.number))
+
+    def __enter__(self) -> Self:
+        return self.wait()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.release()
+
+
+class PutTicket(_Awaitable):
+    """A put of several blocks. After `wait`, `blocks` (int64) has -1 for each that failed."""
+
+    def __init__(self, engine: Engine, count: int) -> None:
+        super().__init__(engine)
+        self._blocks = np.full(count, -1, np.int64)
+        self._left = count
+        self.failures: list[str] = []
+
+    @property
+    def done(self) -> bool:
+        return self._left == 0
+
+    def settle(self, position: int, block: int, failure: str = "") -> None:
+        """One block has ended."""
+        self._blocks[position] = block
+        if failure:
+            self.failures.append(failure)
+        self._left -= 1
+        if self._left == 0:
+            self._fire()
+
+    def wait(self, timeout_s: float = 60.0) -> Self:
+        """Block until every block of the put is readable, or has failed. Raises TimeoutError."""
+        deadline_ns = self._engine.clock() + int(timeout_s * 1e9)
+        if not self.done and not self._engine.wait(lambda: self.done, deadline_ns):
+            raise TimeoutError(f"{self._left} blocks of a put were not written in {timeout_s} s")
+        return self
+
+    @property
+    def blocks(self) -> Ids:
+        self.wait()
+        return self._blocks

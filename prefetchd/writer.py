@@ -1,0 +1,106 @@
+"""Puts in flight: payload first, then the header that makes it findable, then the catalog.
+
+Decides the order of a block's writes and when its key becomes visible. Copies pages into its own
+buffers, so that the caller's memory is free at once; moves no bytes to the device itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prefetchd.catalog import Catalog
+from prefetchd.device import OP, WRITE, Ops
+from prefetchd.format import Header, encode_header, page_checksum
+
+WRITE_TAG = np.uint64(1 << 63)
+"""Set in the tag of every write; the low bits are the buffer's number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """The end of one block's put: its place in the caller's batch, and its block or -1."""
+
+    put: int
+    position: int
+    block: int
+    result: int
+
+
+@dataclass(slots=True)
+class _Job:
+    put: int
+    position: int
+    block: int
+    header: Header
+    header_written: bool = False
+
+
+class Writer:
+    """`buffers` rows of the device's arena, one extent each, beginning at byte `start`."""
+
+    def __init__(self, catalog: Catalog, buffers: NDArray[np.uint8], start: int) -> None:
+        self.catalog = catalog
+        self._buffers = buffers
+        self._start = start
+        self._jobs: list[_Job | None] = [None] * len(buffers)
+
+    @property
+    def in_flight(self) -> int:
+        return sum(job is not None for job in self._jobs)
+
+    @property
+    def full(self) -> bool:
+        return None not in self._jobs
+
+    def stage(self, put: int, position: int, key: bytes, pages: NDArray[np.uint8]) -> Ops:
+        """Copy one block, `pages` (layers, page_bytes), into a free buffer; its payload's write.
+
+        The caller checks `full`. Raises StoreFullError; the key is then simply not there.
+        """
+        number = self._jobs.index(None)
+        shape, catalog = self.catalog.superblock, self.catalog
+        block = catalog.reserve()
+        seed = catalog.binding.seed(key)
+        checksums = np.array(
+            [page_checksum(page, seed, layer) for layer, page in enumerate(pages)], np.uint64
+        )
+        catalog.sequence += 1
+        header = Header(key, catalog.binding.namespace, catalog.sequence, checksums)
+        buffer = self._buffers[number]
+        payload = buffer[shape.header_bytes :].reshape(shape.layers, shape.slot_bytes)
+        payload[:, : shape.page_bytes] = pages
+        payload[:, shape.page_bytes :] = 0
+        buffer[: shape.header_bytes] = encode_header(header, shape)
+        self._jobs[number] = _Job(put, position, block, header)
+        return self._operation(number, block, shape.header_bytes, shape.extent_bytes)
+
+    def _operation(self, number: int, block: int, begin: int, end: int) -> Ops:
+        shape = self.catalog.superblock
+        op = np.zeros(1, OP)
+        op["tag"] = WRITE_TAG | np.uint64(number)
+        op["offset"] = shape.extent_offset(block) + begin
+        op["memory"] = self._start + number * shape.extent_bytes + begin
+        op["length"] = end - begin
+        op["kind"] = WRITE
+        return op
+
+    def completed(self, tag: int, result: int) -> Ops | Written:
+        """One write has ended: the next operation of its block, or the end of its put."""
+        number = tag & ~int(WRITE_TAG)
+        job = self._jobs[number]
+        assert job is not None, f"write buffer {number} completed twice"
+        shape = self.catalog.superblock
+        payload_bytes = shape.extent_bytes - shape.header_bytes
+        expected = shape.header_bytes if job.header_written else payload_bytes
+        if result == expected and not job.header_written:
+            job.header_written = True
+            return self._operation(number, job.block, 0, shape.header_bytes)
+        self._jobs[number] = None
+        if result != expected:
+            self.catalog.give_back(job.block)
+            return Written(job.put, job.position, -1, result)
+        self.catalog.publish(job.block, job.header)
+        return Written(job.put, job.position, job.block, result)

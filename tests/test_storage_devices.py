@@ -1,0 +1,183 @@
+"""Every storage device under the contract's tests, on O_DIRECT files and in memory."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import ClassVar
+
+import liburing
+import numpy as np
+import pytest
+
+from prefetchd.device import READ, WRITE, DeviceError, File, StorageDevice
+from prefetchd.devices.faulty import Faults, Faulty
+from prefetchd.devices.liburing import Liburing
+from prefetchd.devices.memory import Memory
+from prefetchd.devices.threads import Threads
+from prefetchd.testing import PAGE, StorageDeviceContract, aligned_arena, batch, run
+
+
+def uring_refusal() -> str:
+    """Why this machine has no io_uring, or nothing. Asked of the kernel, not of our devices."""
+    ring = liburing.Ring()
+    try:
+        liburing.io_uring_queue_init(1, ring)
+    except OSError as error:
+        return f"io_uring is refused here: {error}"
+    liburing.io_uring_queue_exit(ring)
+    return ""
+
+
+needs_uring = pytest.mark.skipif(bool(uring_refusal()), reason=uring_refusal() or "never")
+
+
+def open_file(path: Path, size_bytes: int, flags: int = os.O_RDWR) -> File:
+    path.write_bytes(bytes(size_bytes))
+    return File(os.open(path, flags | os.O_DIRECT), str(path), size_bytes)
+
+
+class OnFiles(StorageDeviceContract):
+    module: ClassVar[str] = ""
+    name: ClassVar[str] = ""
+
+    def open(self, files: list[File], depth: int, arena_bytes: int) -> StorageDevice:
+        module = pytest.importorskip(f"prefetchd.devices.{self.module}", reason="not there yet")
+        device: StorageDevice = getattr(module, self.name)(files, aligned_arena(arena_bytes), depth)
+        return device
+
+    def make(self, tmp_path: Path, file_bytes: int, depth: int, arena_bytes: int) -> StorageDevice:
+        files = [open_file(tmp_path / name, file_bytes) for name in ("a", "b")]
+        return self.open(files, depth, arena_bytes)
+
+    def raw_read(self, device: StorageDevice, file: int, offset: int, length: int) -> bytes:
+        with open(device.files[file].path, "rb") as medium:
+            medium.seek(offset)
+            return medium.read(length)
+
+    def raw_write(self, device: StorageDevice, file: int, offset: int, data: bytes) -> None:
+        with open(device.files[file].path, "r+b") as medium:
+            medium.seek(offset)
+            medium.write(data)
+            medium.flush()
+            os.fsync(medium.fileno())
+
+    def unaligned_result(self, device: StorageDevice) -> int | None:
+        try:
+            return os.preadv(device.files[0].fd, [aligned_arena(PAGE).data], 1)
+        except OSError as error:
+            return -(error.errno or 0)
+
+    def test_a_descriptor_that_may_not_be_written_answers_ebadf(self, tmp_path: Path) -> None:
+        file = open_file(tmp_path / "read_only", PAGE, os.O_RDONLY)
+        device = self.open([file], 2, PAGE)
+        try:
+            assert run(device, batch(WRITE, 0, 0, PAGE)).tolist() == [-errno.EBADF]
+            assert run(device, batch(READ, 0, 0, PAGE)).tolist() == [PAGE]
+        finally:
+            device.close()
+            os.close(file.fd)
+
+
+class TestThreads(OnFiles):
+    module, name = "threads", "Threads"
+
+
+@needs_uring
+class TestLiburing(OnFiles):
+    module, name = "liburing", "Liburing"
+
+
+@needs_uring
+class TestUring(OnFiles):
+    module, name = "uring", "Uring"
+
+
+class TestMemory(StorageDeviceContract):
+    def make(self, tmp_path: Path, file_bytes: int, depth: int, arena_bytes: int) -> StorageDevice:
+        files = [File(-1, name, file_bytes) for name in ("a", "b")]
+        self.memory = Memory(files, aligned_arena(arena_bytes), depth)
+        return self.memory
+
+    def raw_read(self, device: StorageDevice, file: int, offset: int, length: int) -> bytes:
+        return self.memory.contents[file][offset : offset + length].tobytes()
+
+    def raw_write(self, device: StorageDevice, file: int, offset: int, data: bytes) -> None:
+        self.memory.contents[file][offset : offset + len(data)] = np.frombuffer(data, np.uint8)
+
+    def test_another_device_opens_the_same_bytes(self, device: StorageDevice) -> None:
+        content = self.fill(device)
+        again = Memory(device.files, aligned_arena(PAGE), 1, contents=self.memory.contents)
+        assert run(again, batch(READ, PAGE, 0, PAGE)).tolist() == [PAGE]
+        assert np.array_equal(again.arena, content[PAGE : 2 * PAGE])
+        again.close()
+
+    def test_a_write_past_the_end_finds_no_space(self, device: StorageDevice) -> None:
+        size = device.files[0].size_bytes
+        ops = batch(WRITE, [size - PAGE, size], 0, 2 * PAGE)
+        assert run(device, ops).tolist() == [PAGE, -errno.ENOSPC]
+
+
+class TestFaultyWithoutFaults(TestMemory):
+    def make(self, tmp_path: Path, file_bytes: int, depth: int, arena_bytes: int) -> StorageDevice:
+        return Faulty(super().make(tmp_path, file_bytes, depth, arena_bytes), Faults())
+
+
+def test_threads_say_when_the_depth_is_more_than_they_run(tmp_path: Path) -> None:
+    file = open_file(tmp_path / "a", PAGE)
+    for depth, notes in ((32, 0), (33, 1)):
+        device = Threads([file], aligned_arena(PAGE), depth)
+        assert len(device.notes) == notes
+        assert device.submit(batch(READ, 0, np.zeros(40, int), 0)) == depth
+        device.close()
+    os.close(file.fd)
+
+
+def test_a_process_that_forgets_to_close_threads_still_ends() -> None:
+    code = (
+        "import numpy as np; from prefetchd.devices.threads import Threads;"
+        "device = Threads([], np.zeros(4096, np.uint8), 4)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@needs_uring
+def test_a_depth_that_the_kernel_refuses_is_a_device_error() -> None:
+    with pytest.raises(DeviceError, match=r"1048576.*EINVAL"):
+        Liburing([], aligned_arena(PAGE), 1 << 20)
+
+
+FORBID_URING = """
+import ctypes, struct, sys
+# If the system call (word 0) is io_uring_setup (425) then EPERM, else allowed: classic BPF.
+program = struct.pack(
+    "HBBI" * 4,
+    0x20, 0, 0, 0, 0x15, 0, 1, 425, 0x06, 0, 0, 0x00050001, 0x06, 0, 0, 0x7FFF0000,
+)
+code = ctypes.create_string_buffer(program)
+filter = struct.pack("HxxxxxxP", 4, ctypes.addressof(code))
+prctl = ctypes.CDLL(None, use_errno=True).prctl
+NO_NEW_PRIVILEGES, SECCOMP = 38, 22
+if prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0) or prctl(SECCOMP, 2, filter, 0, 0):
+    sys.exit(77)
+import numpy as np
+from prefetchd.device import DeviceError
+from prefetchd.devices.liburing import Liburing
+try:
+    Liburing([], np.zeros(4096, np.uint8), 4)
+except DeviceError as error:
+    print(error)
+"""
+
+
+def test_io_uring_forbidden_by_seccomp_is_named_as_the_cause() -> None:
+    command = [sys.executable, "-c", FORBID_URING]
+    child = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    if child.returncode == 77:
+        pytest.skip("no seccomp filter can be set here")
+    assert child.returncode == 0, child.stderr
+    assert "EPERM" in child.stdout
+    assert "seccomp" in child.stdout

@@ -23,6 +23,10 @@ from prefetchd.model import Mask
 BUFFER_BYTES_MAX = 1 << 30  # the kernel's limit for one registered buffer
 _CANCEL_TAG = np.uint64(2**64 - 1)
 # IOSQE_FIXED_FILE, IORING_FSYNC_DATASYNC, IORING_ASYNC_CANCEL_ANY of linux/io_uring.h
+_FIXED_OPCODES = np.array(
+    [io_uring.OP_READ_FIXED, io_uring.OP_WRITE_FIXED, io_uring.OP_FSYNC], np.uint8
+)
+_PLAIN_OPCODES = np.array([io_uring.OP_READ, io_uring.OP_WRITE, io_uring.OP_FSYNC], np.uint8)
 _FIXED_FILE, _DATASYNC, _CANCEL_ANY = 1, 1, 4
 
 
@@ -49,15 +53,17 @@ class Uring(_StorageDevice):
         self._address = arena.ctypes.data
         self._fixed_buffers = self._register_arena()
         self._fixed_files = self._register_files()
-        self._descriptors = np.arange(len(files)) if self._fixed_files else self._raw_descriptors()
-        self._sqe_flags = _FIXED_FILE if self._fixed_files else 0
+        descriptors = range(len(files)) if self._fixed_files else [file.fd for file in files]
+        self._descriptors = np.array(descriptors, np.int32)
+        self._many_buffers = self._fixed_buffers and arena.nbytes > BUFFER_BYTES_MAX
+        self._opcodes = _FIXED_OPCODES if self._fixed_buffers else _PLAIN_OPCODES
+        self._template = np.zeros(depth, io_uring.SQE)
+        self._template["flags"] = _FIXED_FILE if self._fixed_files else 0
+        self._template["fd"] = self._descriptors[0] if files else -1
         parts = ["io_uring"]
         parts.append("fixed buffers" if self._fixed_buffers else "unregistered buffers")
         parts.append("fixed files" if self._fixed_files else "plain files")
         self.engine = ", ".join(parts)
-
-    def _raw_descriptors(self) -> NDArray[np.int64]:
-        return np.array([file.fd for file in self.files], np.int64)
 
     def _register_arena(self) -> bool:
         size = self.arena.nbytes
@@ -98,25 +104,26 @@ class Uring(_StorageDevice):
             return 0
         self._in_flight += count
         accepted = ops[:count]
-        if not self._startable(accepted).all():
+        if not self._all_startable(accepted):
             accepted = self._refuse(accepted)
-        done = 0
-        for place in self._ring.claim(len(accepted)):
-            end = done + place.stop - place.start
-            self._fill(self._ring.sqes[place], accepted[done:end])
-            done = end
-        self._ring.submit(len(accepted))
+        self._ring.push(self._entries(accepted))
         return count
 
-    def _startable(self, ops: Ops) -> Mask:
-        """What the kernel may be given: it would take -1 for "where the file stands", and reach
-        outside the arena where buffers are not registered."""
-        file, kind, memory = ops["file"], ops["kind"], ops["memory"]
-        end = memory + ops["length"]
-        lowest = np.minimum(np.minimum(ops["offset"], ops["length"]), np.minimum(memory, kind))
-        known = (file >= 0) & (file < len(self.files)) & (kind <= SYNC)
-        startable: Mask = known & (lowest >= 0) & (end <= self.arena.nbytes)
-        return startable
+    def _all_startable(self, ops: Ops) -> bool:
+        """Whether the kernel may be given all of these.
+
+        It refuses a wrong file or range by itself where both are registered, but would take
+        offset -1 for "where the file stands".
+        """
+        kind = ops["kind"]
+        if ops["offset"].min() < 0 or kind.min() < 0 or kind.max() > SYNC:
+            return False
+        if self._fixed_buffers and self._fixed_files and not self._many_buffers:
+            return True
+        memory, length, file = ops["memory"], ops["length"], ops["file"]
+        end = int((memory + length).max())
+        inside = min(memory.min(), length.min(), file.min()) >= 0 and end <= self.arena.nbytes
+        return bool(inside and file.max() < len(self.files))
 
     def _refuse(self, ops: Ops) -> Ops:
         """Complete what cannot be started, with a NOP as a bell; return the rest."""
@@ -125,41 +132,33 @@ class Uring(_StorageDevice):
         refused = np.zeros(np.count_nonzero(results), DONE)
         refused["tag"], refused["result"] = ops["tag"][results != 0], results[results != 0]
         self._refused.append(refused)
-        bell = self._ring.sqes[self._ring.claim(1)[0]]
-        bell[:] = 0
+        bell = np.zeros(1, io_uring.SQE)
         bell["user_data"] = _CANCEL_TAG
-        self._ring.submit(1)
+        self._ring.push(bell)
         rest: Ops = ops[results == 0]
         return rest
 
-    def _fill(self, entries: NDArray[Any], ops: Ops) -> None:
-        memory, kind = ops["memory"], ops["kind"]
-        writing = kind == WRITE
-        if self._fixed_buffers:
-            first = memory // BUFFER_BYTES_MAX
-            fixed = first == (memory + ops["length"] - 1) // BUFFER_BYTES_MAX
-            entries["buffer"] = np.where(fixed, first, 0)
-            plain = np.where(fixed, io_uring.OP_READ_FIXED, io_uring.OP_READ)
-            entries["opcode"] = plain + writing  # each write opcode follows its read
-        else:
-            entries["buffer"] = 0
-            entries["opcode"] = io_uring.OP_READ + writing
-        entries["flags"] = self._sqe_flags
-        entries["ioprio"] = 0
-        entries["fd"] = self._descriptors[ops["file"]]
+    def _entries(self, ops: Ops) -> NDArray[Any]:
+        entries = self._template[: len(ops)].copy()
+        kind, memory = ops["kind"], ops["memory"]
+        entries["opcode"] = self._opcodes[kind]
         entries["offset"] = ops["offset"]
         entries["address"] = memory + self._address
         entries["length"] = ops["length"]
-        entries["op_flags"] = 0
         entries["user_data"] = ops["tag"]
-        entries["personality"] = 0
-        entries["splice_fd"] = 0
-        entries["rest"] = 0
-        if (sync := kind == SYNC).any():
+        if len(self.files) > 1:
+            entries["fd"] = self._descriptors[ops["file"]]
+        if self._many_buffers:
+            first = memory // BUFFER_BYTES_MAX
+            across = first != (memory + ops["length"] - 1) // BUFFER_BYTES_MAX
+            entries["buffer"] = np.where(across, 0, first)
+            entries["opcode"][across] = _PLAIN_OPCODES[kind[across]]
+        if kind.max(initial=0) == SYNC:
+            sync = kind == SYNC
             for name in ("address", "length", "offset", "buffer"):
                 entries[name][sync] = 0
-            entries["opcode"][sync] = io_uring.OP_FSYNC
             entries["op_flags"][sync] = _DATASYNC
+        return entries
 
     def reap(self) -> Completions:
         entries = self._ring.reap()
@@ -175,22 +174,23 @@ class Uring(_StorageDevice):
         self._in_flight -= len(done)
         return done
 
+    def reap_some(self, count: int) -> Completions:
+        # One call waits for many: a wake-up for each would cost more than the read.
+        if self._ring.waiting() < count:
+            self._ring.wait(count, 1_000_000_000)
+        return self.reap()
+
     def cancel(self, tags: NDArray[np.uint64]) -> None:
         self._cancel(tags[: self._ring.room()], 0)
 
     def _cancel(self, tags: NDArray[np.uint64], flags: int) -> None:
-        done = 0
-        for place in self._ring.claim(len(tags)):
-            end = done + place.stop - place.start
-            entries = self._ring.sqes[place]
-            entries[:] = 0
-            entries["opcode"] = io_uring.OP_ASYNC_CANCEL
-            entries["fd"] = -1
-            entries["address"] = tags[done:end]
-            entries["op_flags"] = flags
-            entries["user_data"] = _CANCEL_TAG
-            done = end
-        self._ring.submit(len(tags))
+        entries = np.zeros(len(tags), io_uring.SQE)
+        entries["opcode"] = io_uring.OP_ASYNC_CANCEL
+        entries["fd"] = -1
+        entries["address"] = tags
+        entries["op_flags"] = flags
+        entries["user_data"] = _CANCEL_TAG
+        self._ring.push(entries)
 
     def fileno(self) -> int:
         return self._ring.fd

@@ -16,6 +16,7 @@ HARM_RATIO, HARM_MARGIN = 1.03, 3.0  # the margin is in lone reads
 PAUSE_PASSES_MIN, PAUSE_PASSES_MAX, PAUSE_GROWTH = 2, 64, 4
 GOOD_PASSES = 8  # after as many without harm the next pause is shorter again
 PARTS = 8  # in which the held pages are judged, the most wanted first
+_NO_CODES, _NO_MASK = np.empty(0, np.uint8), np.empty(0, np.bool_)
 
 
 class GhostLru:
@@ -78,6 +79,39 @@ class GhostLru:
         if tail > self._tail:
             self._held -= self._count(tail)
             self._tail = tail
+
+
+class Gains:
+    """Which prefetched pages spared a miss: when they were demanded, the ghost had let them go.
+
+    That a page was demanded is not enough: one that prefetching had pushed out before, and that
+    had stayed without any, is no gain. The outcome of a demand and the verdict on the prefetch
+    come by different ways and in either order; whichever is first waits. Two bytes a page.
+    """
+
+    def __init__(self, pages: int) -> None:
+        self._source_of = np.zeros(pages, np.uint8)  # its number + 1, while its demand is awaited
+        self._met = np.zeros(pages, np.uint8)  # 1 no gain, 2 gain, while its verdict is awaited
+
+    def demanded(self, access: Access, ghost_missed: Mask) -> tuple[Codes, Mask]:
+        """The sources of the pages whose verdict was known, and whether each was a gain."""
+        fetched = (access.outcomes == Outcome.TIMELY) | (access.outcomes == Outcome.LATE)
+        if not fetched.any():
+            return _NO_CODES, _NO_MASK
+        pages, gained = access.pages[fetched], ghost_missed[fetched]
+        waited: Mask = self._source_of[pages] > 0
+        sources = self._source_of[pages[waited]] - np.uint8(1)
+        self._source_of[pages] = 0
+        self._met[pages[~waited]] = np.uint8(1) + gained[~waited]
+        return sources, gained[waited]
+
+    def judged(self, pages: Ids, sources: Codes) -> tuple[Codes, Mask]:
+        """Pages were useful: the same, for those whose demand was known."""
+        met = self._met[pages]
+        known: Mask = met > 0
+        self._source_of[pages[~known]] = sources[~known] + np.uint8(1)
+        self._met[pages] = 0
+        return sources[known], met[known] == 2
 
 
 class Guard:

@@ -3,8 +3,8 @@
 Decides whose guesses count, how many of them, and what is worth holding. It guesses nothing
 itself. Three measurements hold it back:
 
-* a source's precision (share of its prefetched pages that were demanded) ranks its guesses against
-  the others' and bounds their number; a useless source is left a rare probe, to recover by;
+* a source's precision, the share of its prefetched pages that spared a miss, ranks its guesses
+  against the others'; one far behind the main one is left a rare probe, to recover by;
 * a ghost of a plain LRU buffer of the same size tells what no prefetch at all would have missed;
   when more is missed than that, no guesses are passed on for a while;
 * what a source asks to hold is held only while it gains more than the room it takes loses.
@@ -26,20 +26,23 @@ from prefetchd.model import (
     Feedback,
     Geometry,
     Ids,
+    Mask,
     PageHint,
     Scores,
     Verdict,
 )
 from prefetchd.predictor import Guess, Predictor
-from prefetchd.predictors._restraint import GhostLru, Guard, Holding
+from prefetchd.predictors._restraint import Gains, GhostLru, Guard, Holding
 from prefetchd.registry import predictor_class
 
 SOURCES = ("attention", "sliding_window", "cross_request")
 SOURCES_MAX = 16  # a page's source code is this x the source's own code + the source's number
-VERDICTS_DECAY = 0.998  # per verdict: the last 500 count
-PROVEN_VERDICTS = 32
+ENDED_DECAY = 0.998  # per prefetch that ended: the last 500 count
+PROVEN_ENDED = 32
 UNPROVEN_SHARE = 0.25  # of the limit, until a source is proven
-PRECISION_FLOOR = 0.05  # good hints at a roomy staging have 0.12: most of theirs is there already
+PRECISION_FLOOR = 0.03  # good hints at a roomy staging have 0.15: most of theirs is there already
+RELATIVE_FLOOR = 0.67  # a source must come near the main one, or its reads are only in the way
+RECENT_DECAY = 0.9  # per pass over the layers
 PASS_ACCESSES_MIN = 16  # with few layers a pass alone is too short to judge by
 PROBE_ACCESSES = 32  # a useless source may guess one page in this many accesses
 
@@ -50,18 +53,30 @@ class _Source:
 
     predictor: Predictor
     holding: Holding
-    right: float = 2.0
+    gains: float = 2.0
     ended: float = 4.0
+    recent_gains: float = 0.0  # decayed by time and not by what ended, to compare volumes
 
     @property
     def precision(self) -> float:
-        return self.right / self.ended
+        return self.gains / self.ended
 
-    def take(self, pages: Ids, codes: Codes, verdicts: Codes) -> None:
-        decay = VERDICTS_DECAY ** len(pages)
-        self.right = self.right * decay + int(np.count_nonzero(verdicts != Verdict.WASTED))
-        self.ended = self.ended * decay + len(pages)
-        self.predictor.on_feedback(Feedback(pages, codes, verdicts))
+    def count(self, ended: int, gains: int) -> None:
+        decay = ENDED_DECAY**ended
+        self.gains = self.gains * decay + gains
+        self.ended = self.ended * decay + ended
+        self.recent_gains += gains
+
+
+@dataclass(frozen=True, slots=True)
+class _Weighed:
+    """A source's guess after its measure was taken."""
+
+    pages: Ids
+    scores: Scores
+    codes: Codes
+    deadline_ns: int | None
+    held: Ids
 
 
 class Auto(Predictor):
@@ -79,6 +94,7 @@ class Auto(Predictor):
             raise ValueError(f"auto runs 1 to {SOURCES_MAX} predictors, not {len(sources)}")
         ghost = GhostLru(geometry.pages, slots)
         self._guard = Guard(ghost)
+        self._gains = Gains(geometry.pages)
         self._sources = [
             _Source(predictor_class(source)(geometry, slots), Holding(geometry, ghost))
             for source in sources
@@ -88,6 +104,7 @@ class Auto(Predictor):
 
     def on_access(self, access: Access) -> None:
         ghost_missed = self._guard.observe(access)
+        self._count(*self._gains.demanded(access, ghost_missed))
         for source in self._sources:
             source.holding.observe(access, ghost_missed)
             source.predictor.on_access(access)
@@ -95,6 +112,7 @@ class Auto(Predictor):
         if self._accesses % self._pass_accesses == 0:
             self._guard.judge()
             for source in self._sources:
+                source.recent_gains *= RECENT_DECAY
                 source.holding.judge(source.predictor.predict(0, 0).keep)
 
     def on_page_hint(self, hint: PageHint) -> None:
@@ -115,23 +133,32 @@ class Auto(Predictor):
         for number, source in enumerate(self._sources):
             mine = numbers == number
             if mine.any():
-                source.take(feedback.pages[mine], codes[mine], feedback.verdicts[mine])
+                told = Feedback(feedback.pages[mine], codes[mine], feedback.verdicts[mine])
+                source.predictor.on_feedback(told)
+        wasted = feedback.verdicts == Verdict.WASTED
+        self._count(numbers[wasted], np.zeros(np.count_nonzero(wasted), np.bool_))
+        self._count(*self._gains.judged(feedback.pages[~wasted], numbers[~wasted]))
+
+    def _count(self, numbers: Codes, gains: Mask) -> None:
+        """Prefetches of these sources have ended, and some were a gain."""
+        if len(numbers):
+            ended = np.bincount(numbers, minlength=SOURCES_MAX).tolist()
+            gained = np.bincount(numbers[gains], minlength=SOURCES_MAX).tolist()
+            for source, *counts in zip(self._sources, ended, gained, strict=False):
+                source.count(*counts)
 
     def predict(self, now_ns: int, limit: int) -> Guess:
         if not self._guard.open:
             return Guess()
         guesses = [
-            source.predictor.predict(now_ns, room)
-            for source, room in zip(self._sources, self._rooms(limit), strict=True)
+            _weighed(number, source, source.predictor.predict(now_ns, room), room)
+            for number, (source, room) in enumerate(
+                zip(self._sources, self._rooms(limit), strict=True)
+            )
         ]
         pages = np.concatenate([guess.pages for guess in guesses])
-        scores = np.concatenate(
-            [
-                _confidence(guess) * np.float32(source.precision)
-                for guess, source in zip(guesses, self._sources, strict=True)
-            ]
-        )
-        codes = np.concatenate([_codes(guess, number) for number, guess in enumerate(guesses)])
+        scores = np.concatenate([guess.scores for guess in guesses])
+        codes = np.concatenate([guess.codes for guess in guesses])
         best = _best_first(pages, scores)
         best = best[: max(0, limit)]
         deadlines = [guess.deadline_ns for guess in guesses if len(guess.pages)]
@@ -142,48 +169,41 @@ class Auto(Predictor):
             # Pages without a deadline may be wanted sooner than those with one.
             min(known) if known and len(known) == len(deadlines) else None,
             codes[best],
-            self._held(guesses),
+            _each_once([guess.held for guess in guesses if len(guess.held)]),
         )
 
     def _rooms(self, limit: int) -> list[int]:
-        """How many pages each source may guess: the most precise all, the others in proportion."""
-        best = max(source.precision for source in self._sources)
+        """How many pages each source may guess, by its precision beside the main one's.
+
+        The main source is the one that gains most, not the most precise: a few safe pages
+        do not make up for many likely ones.
+        """
+        main = max(self._sources, key=lambda source: source.recent_gains).precision
         rooms = []
         for source in self._sources:
-            if source.ended < PROVEN_VERDICTS:
+            share = min(1.0, source.precision / main)
+            if source.ended < PROVEN_ENDED:
                 share = UNPROVEN_SHARE
-            elif source.precision < PRECISION_FLOOR:
+            elif source.precision < max(PRECISION_FLOOR, RELATIVE_FLOOR * main):
                 share = 0.0
-            else:
-                share = source.precision / best
             probe = self._accesses % PROBE_ACCESSES == 0
             least = 1 if share > 0 or probe else 0
             rooms.append(min(max(limit, 0), max(int(limit * share), least)))
         return rooms
 
-    def _held(self, guesses: list[Guess]) -> Ids:
-        """What has earned to be held, best first, each page once."""
-        kept = [
-            source.holding.earned(guess.keep)
-            for source, guess in zip(self._sources, guesses, strict=True)
-            if len(guess.keep)
-        ]
-        if len(kept) < 2:
-            return kept[0] if kept else NO_IDS
-        every = np.concatenate(kept)
-        _, first = np.unique(every, return_index=True)
-        return every[np.sort(first)]
 
-
-def _confidence(guess: Guess) -> Scores:
-    if guess.confidence is None:
-        return np.full(len(guess.pages), 0.5, np.float32)
-    return guess.confidence
-
-
-def _codes(guess: Guess, number: int) -> Codes:
-    own = 0 if guess.sources is None else guess.sources % SOURCES_MAX
-    return np.full(len(guess.pages), number, np.uint8) + np.uint8(SOURCES_MAX) * np.uint8(own)
+def _weighed(number: int, source: _Source, guess: Guess, room: int) -> _Weighed:
+    """At most `room` pages of a source's guess, their scores, and codes that tell it apart."""
+    pages = guess.pages[:room]
+    sure = np.float32(0.5) if guess.confidence is None else guess.confidence[:room]
+    own = np.uint8(0) if guess.sources is None else guess.sources[:room] % SOURCES_MAX
+    return _Weighed(
+        pages,
+        np.full(len(pages), source.precision, np.float32) * sure,
+        np.full(len(pages), number, np.uint8) + own * np.uint8(SOURCES_MAX),
+        guess.deadline_ns,
+        source.holding.earned(guess.keep),
+    )
 
 
 def _best_first(pages: Ids, scores: Scores) -> Ids:
@@ -192,3 +212,12 @@ def _best_first(pages: Ids, scores: Scores) -> Ids:
     _, first = np.unique(pages[order], return_index=True)
     best: Ids = order[np.sort(first)]
     return best
+
+
+def _each_once(parts: list[Ids]) -> Ids:
+    """All pages in the order given, each at its first place only."""
+    if len(parts) < 2:
+        return parts[0] if parts else NO_IDS
+    every = np.concatenate(parts)
+    _, first = np.unique(every, return_index=True)
+    return every[np.sort(first)]

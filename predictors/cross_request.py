@@ -45,6 +45,7 @@ class _Plan:
     blocks: Ids
     start_ns: int | None
     done: int = 0
+    demanded_pages: int = 0
 
 
 @dataclass(slots=True)
@@ -91,11 +92,8 @@ class CrossRequest(Predictor):
             stream.at, stream.idle = int(sequence[-1]), 0
         else:
             stream.idle += 1
-        plan = self._plans.get(access.request)
-        if plan is not None:
-            head = plan.blocks[plan.done :][: len(new) + 64]
-            unread = np.flatnonzero(self._uses.unread(head, stream.bit).any(axis=1))
-            plan.done += int(unread[0]) if len(unread) else len(head)
+        if access.request in self._plans:
+            self._follow(access, stream, len(new))
 
     def on_chain_hint(self, hint: ChainHint) -> None:
         blocks: Ids = hint.blocks[(hint.blocks >= 0) & (hint.blocks < self.geometry.blocks)]
@@ -168,6 +166,17 @@ class CrossRequest(Predictor):
             wanted &= self._uses.unread(blocks, self._streams[request].bit)
         pages = blocks[:, None] * self.geometry.layers + self._layers
         basket.add(pages[wanted], confidence[wanted])
+
+    def _follow(self, access: Access, stream: _Stream, new_blocks: int) -> None:
+        """Pass over what has been read of a plan, and drop the plan when it must be fulfilled."""
+        plan = self._plans[access.request]
+        head = plan.blocks[plan.done :][: new_blocks + 8]
+        unread = np.flatnonzero(self._uses.unread(head, stream.bit).any(axis=1))
+        plan.done += int(unread[0]) if len(unread) else len(head)
+        plan.demanded_pages += len(access.pages)
+        # A restore reads every page once: whoever has read twice as many decodes by now.
+        if plan.demanded_pages > 2 * len(plan.blocks) * self.geometry.layers:
+            del self._plans[access.request]
 
     def _stream(self, request: int) -> _Stream:
         """The request's stream, now the most recently active; the oldest is forgotten."""

@@ -18,7 +18,7 @@ from prefetchd.catalog import Catalog
 from prefetchd.core import Core, CoreLimits
 from prefetchd.device import Arena, DeviceError, File, StorageDevice
 from prefetchd.driver import SLOTS_MAX, Driver
-from prefetchd import eviction as evictions
+from prefetchd.eviction import EVICTIONS
 from prefetchd.format import Superblock
 from prefetchd.gpu import GpuDevice
 from prefetchd.model import Geometry
@@ -151,11 +151,10 @@ def aligned_arena(size_bytes: int, alignment_bytes: int) -> Arena:
 
 
 def _core(geometry: Geometry, slots: int, options: Options) -> tuple[Core, str]:
-    if options.evict not in evictions.EVICTIONS:
-        raise registry.RegistryError(
-            f"no eviction policy is called {options.evict!r}; there are {', '.join(evictions.EVICTIONS)}"
-        )
-    staging = Staging(slots, geometry, evictions.EVICTIONS[options.evict](slots, geometry))
+    if options.evict not in EVICTIONS:
+        known = ", ".join(EVICTIONS)
+        raise registry.RegistryError(f"no eviction policy is {options.evict!r}; there are {known}")
+    staging = Staging(slots, geometry, EVICTIONS[options.evict](slots, geometry))
     factory = options.predictor
     if isinstance(factory, str):
         factory = registry.predictor_class(factory)

@@ -11,7 +11,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from prefetchd.history import PLAIN_RANK, UseHistory, hint_chance
+from prefetchd.hints import HintOdds
+from prefetchd.history import PLAIN_RANK, UseHistory
 from prefetchd.model import NO_IDS, Geometry, Ids, Mask, PageHint, Scores, Slots
 from prefetchd.policy import Eviction
 
@@ -34,7 +35,7 @@ class Cycle(Eviction):
         self._promise = np.zeros(geometry.pages, np.float32)
         self._promised: list[Ids] = [NO_IDS] * layers
         self._slot_of = np.full(geometry.pages, -1, np.int64)
-        self._demand = np.zeros(layers, np.float32)
+        self._hints = HintOdds(geometry, self._history)
         self._scores = np.zeros(0, np.float32)
         # discount[now, layer]: 1 for the layer that comes next, 1/2 for the one a whole step away.
         wait = (np.arange(layers)[None, :] - np.arange(layers)[:, None] - 1) % layers
@@ -68,7 +69,7 @@ class Cycle(Eviction):
         history = self._history
         if anew or layer != history.layer:
             self._turn_to(layer)
-        self._demand[layer] += history.used(pages)
+        history.used(pages)
         ranks: Scores | float = PLAIN_RANK
         if scores is not None:
             if not len(self._scores):
@@ -79,8 +80,9 @@ class Cycle(Eviction):
         self._chance[slots] = history.chance(pages, ranks)
 
     def _turn_to(self, layer: int) -> None:
+        if self._history.layer >= 0:
+            self._hints.learn(self._history.layer)
         self._history.turn_to(layer)
-        self._demand[layer] = 0
         self._scores = np.zeros(0, np.float32)
         self._promise[self._promised[layer]] = 0.0
         self._promised[layer] = NO_IDS
@@ -103,7 +105,7 @@ class Cycle(Eviction):
     def _promised_by(self, pages: Ids, scores: Scores, layer: int) -> None:
         self._promise[self._promised[layer]] = 0.0
         self._promised[layer] = pages
-        promise = hint_chance(scores, self._demand[layer])
+        promise = self._hints.chance(pages, scores, layer)
         self._promise[pages] = promise
         slots = self._slot_of[pages]
         here = slots >= 0

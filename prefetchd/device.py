@@ -111,6 +111,12 @@ class StorageDevice:
         """All completions there are (a fresh array, maybe empty). Never blocks."""
         raise NotImplementedError
 
+    def reap_some(self, count: int) -> Completions:
+        """Block until about `count` completions have come (at least one), then take them all."""
+        while len(completions := self.reap()) == 0:
+            self.wait(1_000_000_000)
+        return completions
+
     def cancel(self, tags: NDArray[np.uint64]) -> None:
         """Ask that these operations end early. Best effort; never blocks."""
 

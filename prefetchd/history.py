@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from prefetchd.model import Geometry, Ids, Scores
+from prefetchd.model import Geometry, Ids, Mask, Scores
 
 HALF_LIVES = (1.0, 4.0, 32.0)
 """Turns of a page's layer after which a use counts half."""
@@ -30,8 +30,6 @@ RANK_WEIGHT = 1.6
 PLAIN_RANK = 0.4
 """The rank of a demanded page whose scores the engine did not give."""
 
-HINT_STEEPNESS = 5.0
-
 _FADE_TURNS = 512  # after so many turns the longest average has faded to 1e-5
 _FADE_TICKS = 128
 
@@ -44,11 +42,12 @@ class UseHistory:
         # One row of padding on either side lets every page look at the blocks before and after it.
         padded = geometry.pages + 2 * geometry.layers
         self._use = np.zeros((padded, len(HALF_LIVES)), np.float32)
-        self._turn = np.zeros(padded, np.int32)
+        self._turn = np.full(padded, -_FADE_TURNS, np.int32)  # never
         self._turns = np.zeros(geometry.layers, np.int32)
         self._heat = np.zeros(geometry.blocks, np.float32)
         self._heat_tick = np.zeros(geometry.blocks, np.int64)
         self._tick = 0
+        self._demand = np.zeros(geometry.layers, np.int64)
         self.layer = -1
         """The layer whose turn it is; -1 before the first."""
 
@@ -65,10 +64,11 @@ class UseHistory:
         """The layer's next turn begins: what it does not demand now fades by one turn."""
         self.layer = layer
         self._turns[layer] += 1
+        self._demand[layer] = 0
         self._tick += 1
 
-    def used(self, pages: Ids) -> int:
-        """Pages of the layer whose turn it is are demanded; how many of them for the first time."""
+    def used(self, pages: Ids) -> None:
+        """These pages of the layer whose turn it is are demanded. A repeat in one turn is free."""
         layers = self.geometry.layers
         rows = pages + layers
         turn = self._turns[self.layer]
@@ -82,7 +82,17 @@ class UseHistory:
         blocks = pages // layers
         self._heat[blocks] = self._heat_now(blocks) + self._heat_gain
         self._heat_tick[blocks] = self._tick
-        return len(blocks)
+        self._demand[self.layer] += len(blocks)
+
+    def used_this_turn(self, pages: Ids) -> Mask:
+        """Which of these pages were demanded in the latest turn of their layer."""
+        layers = self.geometry.layers
+        used: Mask = self._turn[pages + layers] == self._turns[pages % layers]
+        return used
+
+    def demand(self, layer: int) -> int:
+        """How many pages the layer demanded in its latest turn, so far."""
+        return int(self._demand[layer])
 
     def chance(self, pages: Ids, ranks: Scores | float = 0.0) -> Scores:
         """The chance (0..1, float32) that each page is demanded at its layer's next turn.
@@ -112,18 +122,6 @@ class UseHistory:
         age = np.minimum(self._tick - self._heat_tick[blocks], _FADE_TICKS - 1)
         heat: Scores = self._heat[blocks] * self._cooling[age]
         return heat
-
-
-def hint_chance(scores: Scores, expected: float) -> Scores:
-    """The chance that each hinted page is demanded, from its rank among those of its layer.
-
-    `expected`: how many pages the layer is likely to demand. Measured on recorded hints, a page
-    ranked well above that number is certain, at it an even bet, and the odds fall evenly between.
-    """
-    ranks = np.empty(len(scores), np.float32)
-    ranks[np.argsort(-scores, kind="stable")] = np.arange(len(scores), dtype=np.float32)
-    steepness = np.float32(HINT_STEEPNESS)
-    return logistic(steepness * (1.0 - ranks / np.float32(max(expected, 1.0))))
 
 
 def logistic(odds: Scores) -> Scores:

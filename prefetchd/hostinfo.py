@@ -28,7 +28,7 @@ def errno_name(code: int) -> str:
 
 
 def may_lock_memory(need_bytes: int) -> int | None:
-    """None if `need_bytes` can be locked, else the limit (RLIMIT_MEMLOCK, bytes) that forbids it."""
+    """None if `need_bytes` can be locked, else the limit (RLIMIT_MEMLOCK) that forbids it."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if soft == resource.RLIM_INFINITY or need_bytes <= soft or _has_capability(_CAP_IPC_LOCK):
         return None

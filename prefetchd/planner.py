@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from prefetchd.model import NO_IDS, Codes, Feedback, Ids, Mask, Scores, Verdict
 from prefetchd.predictor import Guess
 
+NO_SOURCES: Codes = np.empty(0, np.uint8)
 _SOURCES_MAX = 256
 _FIT_DECAY = 0.98
 _LEAD_DECAY = 0.9
@@ -40,8 +41,7 @@ class Plan:
     """Pages to prefetch, best first, none resident or in flight, and the source of each."""
 
     pages: Ids
-    sources: Ids
-    deadline_ns: int | None
+    sources: Codes
 
 
 class Planner:
@@ -121,12 +121,12 @@ class Planner:
         pages = guess.pages[: self.limits.candidates_max]
         budget = self.budget()
         if len(pages) == 0 or budget <= 0:
-            return Plan(NO_IDS, NO_IDS, None)
+            return Plan(NO_IDS, NO_SOURCES)
         places = self._absent(pages, slot_of)
         places = places[self._allowed(places, guess.confidence, guess.sources)][:budget]
         chosen: Ids = pages[places]
         sources = self._sources(places, guess.sources)
-        return Plan(chosen, sources, guess.deadline_ns)
+        return Plan(chosen, sources)
 
     def _absent(self, pages: Ids, slot_of: NDArray[np.int32]) -> Ids:
         """Places in `pages` of pages in range and absent, each page once, order kept."""
@@ -138,8 +138,8 @@ class Planner:
         kept: Ids = places[first]
         return kept
 
-    def _sources(self, places: Ids, sources: Codes | None) -> Ids:
-        return np.zeros(len(places), np.int64) if sources is None else sources[places].astype(int)
+    def _sources(self, places: Ids, sources: Codes | None) -> Codes:
+        return np.zeros(len(places), np.uint8) if sources is None else sources[places]
 
     def _allowed(self, places: Ids, confidence: Scores | None, sources: Codes | None) -> Mask:
         """Drop sources that have proved useless, but for one probe in sixteen plans."""

@@ -161,23 +161,20 @@ class Ring:
     def _pending(self) -> int:
         return (int(self._sq_tail[0]) - int(self._sq_head[0])) & 0xFFFFFFFF
 
-    def claim(self, count: int) -> list[slice]:
-        """The places of the next `count` (<= room) entries in `sqes`: one slice, or two."""
-        start = int(self._sq_tail[0]) & (self.entries - 1)
-        end = start + count
-        if end <= self.entries:
-            return [slice(start, end)]
-        return [slice(start, self.entries), slice(0, end - self.entries)]
+    def push(self, entries: NDArray[Any]) -> None:
+        """Copy entries (dtype SQE, at most `room`) into the ring and hand them to the kernel."""
+        start, count = int(self._sq_tail[0]) & (self.entries - 1), len(entries)
+        first = min(count, self.entries - start)
+        self.sqes[start : start + first] = entries[:first]
+        if first < count:
+            self.sqes[: count - first] = entries[first:]
+        self._submit(count)
 
-    def submit(self, count: int, wait_count: int = 0) -> None:
-        """Publish `count` claimed entries and hand all to the kernel; then wait if asked.
-
-        Raises OSError if the kernel refuses for another reason than being busy or interrupted.
-        """
+    def _submit(self, count: int) -> None:
+        """Publish `count` entries and hand them over; busy and interrupted are tried again."""
         self._sq_tail[0] = (int(self._sq_tail[0]) + count) & 0xFFFFFFFF
-        flags = liburing.IORING_ENTER_GETEVENTS if wait_count else 0
         while pending := self._pending():
-            result = _call(_ENTER, self.fd, pending, wait_count, flags)
+            result = _call(_ENTER, self.fd, pending)
             if result < 0 and -result not in (errno.EINTR, errno.EAGAIN, errno.EBUSY):
                 _checked("io_uring_enter", result)
 
@@ -192,9 +189,12 @@ class Ring:
         if result < 0 and -result not in (errno.ETIME, errno.EINTR, errno.EAGAIN, errno.EBUSY):
             _checked("io_uring_enter (wait)", result)
 
+    def waiting(self) -> int:
+        """How many completions are known to be there, without asking the kernel."""
+        return (int(self._cq_tail[0]) - int(self._cq_head[0])) & 0xFFFFFFFF
+
     def ready(self) -> bool:
-        """Whether a completion is known to be there, without asking the kernel."""
-        return bool(self._cq_tail[0] != self._cq_head[0])
+        return self.waiting() > 0
 
     def reap(self) -> NDArray[Any]:
         """All completions there are, as a fresh array of CQE; each is seen once."""

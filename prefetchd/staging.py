@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from prefetchd.eviction import Eviction
-from prefetchd.model import NO_IDS, Geometry, Ids, IoClass, Mask, Slots
+from prefetchd.model import NO_IDS, Codes, Geometry, Ids, IoClass, Mask, Slots
 
 FREE, READING, READY, ABANDONED = range(4)
 _KEPT_SHARE_MAX = 0.5  # of the slots: what a predictor may ask to hold
@@ -25,7 +25,7 @@ class Placement:
     slots: Slots
     evicted_pages: Ids
     wasted_pages: Ids
-    wasted_sources: Ids
+    wasted_sources: Codes
 
 
 class Staging:
@@ -59,18 +59,18 @@ class Staging:
         unpinned = (self.state == READY) & (self.pins == 0)
         return self._free_count + int(np.count_nonzero(unpinned))
 
-    def place(self, pages: Ids, io_class: IoClass, sources: Ids | None = None) -> Placement:
+    def place(self, pages: Ids, io_class: IoClass, sources: Codes | None = None) -> Placement:
         """Give slots to absent, distinct `pages`, evicting as needed; as many as can be had.
 
         Pages held for a predictor are thrown out only for a demand.
         """
         lacking = len(pages) - self._free_count
-        evicted, wasted, wasted_sources = NO_IDS, NO_IDS, NO_IDS
+        evicted, wasted, wasted_sources = NO_IDS, NO_IDS, np.empty(0, np.uint8)
         if lacking > 0:
             victims = self._victims(lacking, io_class)
             evicted = self.page_of[victims]
             unused = self.fresh[victims]
-            wasted, wasted_sources = evicted[unused], self.source[victims[unused]].astype(np.int64)
+            wasted, wasted_sources = evicted[unused], self.source[victims[unused]]
             self.free(victims)
         count = min(len(pages), self._free_count)
         slots = self._free[self._free_count - count : self._free_count][::-1].copy()

@@ -162,6 +162,16 @@ def test_a_plan_moves_on_with_its_request() -> None:
     assert predictor.predict(0, 3).pages.tolist() == [6000, 6002, 6003]
 
 
+def test_a_plan_ends_when_its_request_decodes() -> None:
+    predictor = CrossRequest(Geometry(2, 5000), 50)
+    predictor.on_chain_hint(ChainHint(1, np.arange(50)))
+    for _ in range(20):  # a sparse decode, over and over the same ten pages
+        assert guessed(predictor) != []
+        demand(predictor, list(range(0, 20, 2)), request=1)
+    demand(predictor, [0], request=1)
+    assert guessed(predictor) == []
+
+
 def test_only_pages_that_earlier_requests_used_are_guessed() -> None:
     predictor = CrossRequest(Geometry(4, 100), 50)
     for request in (1, 2):  # both over blocks 3 and 4; one page of block 4 by one of them only

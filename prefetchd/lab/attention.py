@@ -89,7 +89,7 @@ def read_attention(path: Path) -> AttentionTrace:
     lacking = [name for name in _REQUIRED if name not in columns]
     if lacking:
         raise TraceError(
-            f"{path} lacks {', '.join(lacking)} (it has {', '.join(sorted(columns)) or 'nothing'}); "
+            f"{path} lacks {', '.join(lacking)} (it has {', '.join(sorted(columns))}); "
             "record it again with attention masses"
         )
     _check_shapes(path, columns)

@@ -1,0 +1,151 @@
+"""`prefetchd bench ...`: options and tables of the device benchmarks."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from prefetchd.bench.ring import (
+    Rate,
+    Shape,
+    create_file,
+    has_fio,
+    open_file,
+    run_device,
+    run_fio,
+)
+from prefetchd.hostinfo import medium_of
+from prefetchd.units import parse_bytes
+
+_FIO = "fio"
+DEFAULT_SHAPES = "64KiB@32,4KiB@128"
+
+bench_app = typer.Typer(help="Benchmark devices.")
+
+
+@bench_app.callback()
+def _group() -> None:
+    """Keeps `ring` a word of its own while it is the only benchmark."""
+
+
+def _shapes(text: str) -> list[Shape]:
+    shapes = []
+    for part in text.split(","):
+        size, _, depth = part.partition("@")
+        if not depth.isdigit() or not 1 <= int(depth) <= 4096:
+            raise ValueError(f"{part!r} is no load; write a size and a depth, as in 64KiB@32")
+        shapes.append(Shape(parse_bytes(size), int(depth)))
+    return shapes
+
+
+@bench_app.command("ring")
+def ring(
+    file: Annotated[Path, typer.Argument(help="File to read; made and filled if missing.")],
+    size: Annotated[str, typer.Option(help="Size of a file to be made.")] = "1GiB",
+    load: Annotated[str, typer.Option(help="Loads: block size @ depth.")] = DEFAULT_SHAPES,
+    device: Annotated[list[str] | None, typer.Option(help="Devices; repeatable.")] = None,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Length of a run.")] = 2.0,
+    rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds.")] = 5,
+    idle_s: Annotated[float, typer.Option(min=0, help="Idle gap before every run.")] = 1.0,
+    json: Annotated[Path | None, typer.Option(help="Write the figures as JSON.")] = None,
+) -> None:
+    """Random direct reads by our devices, and by fio when it is installed, on one file."""
+    console = Console(stderr=True)
+    shapes = _shapes(load)
+    engines = [*(device or ["uring"]), *([_FIO] if has_fio() else [])]
+    with Progress(console=console, transient=True) as progress:
+        if not file.exists():
+            task = progress.add_task(f"filling {file}", total=parse_bytes(size))
+            create_file(file, parse_bytes(size), lambda count: progress.advance(task, count))
+            progress.remove_task(task)
+        opened = open_file(file, shapes)
+        task = progress.add_task("reading", total=len(shapes) * rounds * len(engines))
+        rates: dict[tuple[Shape, str], list[Rate]] = {}
+        names: dict[str, str] = {_FIO: "io_uring, fixed buffers, fixed files"}
+        for shape in shapes:
+            for number in range(rounds):
+                for engine in engines if number % 2 == 0 else reversed(engines):
+                    time.sleep(idle_s)
+                    if engine == _FIO:
+                        rate = run_fio(file, shape, seconds)
+                    else:
+                        rate, names[engine] = run_device(engine, opened, shape, seconds)
+                    rates.setdefault((shape, engine), []).append(rate)
+                    progress.advance(task)
+    medium = medium_of(opened.fd, str(file))
+    kind = "RAM" if medium.is_ram else "MEASURED"
+    rows = [_row(shape, engine, names[engine], rates) for shape in shapes for engine in engines]
+    Console().print(_table(rows, f"{file} on {medium.file_system} ({kind})"))
+    if _FIO not in engines:
+        console.print("fio is not installed, so nothing is compared with it (apt install fio)")
+    if json is not None:
+        result = {
+            "schema": "prefetchd.bench.ring/1",
+            "file_system": medium.file_system,
+            "kind": kind,
+            "rounds": rounds,
+            "seconds": seconds,
+            "idle_s": idle_s,
+            "rows": rows,
+        }
+        json.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1))
+
+
+class Row(msgspec.Struct, frozen=True):
+    """Medians over rounds. `ratio_to_fio` is the median of the ratios, round by round."""
+
+    load: str
+    device: str
+    engine: str
+    operations_s: float
+    gb_s: float
+    cpu_us_per_operation: float
+    ratio_to_fio: float | None
+
+
+def _row(
+    shape: Shape, engine: str, engine_words: str, rates: dict[tuple[Shape, str], list[Rate]]
+) -> Row:
+    mine = rates[shape, engine]
+    fio = rates.get((shape, _FIO))
+    ratio = None
+    if fio and engine != _FIO:
+        pairs = zip(mine, fio, strict=True)
+        ratio = statistics.median(one.operations_s / other.operations_s for one, other in pairs)
+    rate = statistics.median(r.operations_s for r in mine)
+    return Row(
+        load=shape.words,
+        device=engine,
+        engine=engine_words,
+        operations_s=rate,
+        gb_s=rate * shape.block_bytes / 1e9,
+        cpu_us_per_operation=statistics.median(r.cpu_us_per_operation for r in mine),
+        ratio_to_fio=ratio,
+    )
+
+
+def _table(rows: list[Row], title: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    for name in ("load", "device", "engine"):
+        table.add_column(name)
+    for name in ("IOPS", "GB/s", "CPU us/op", "to fio"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(
+            row.load,
+            row.device,
+            row.engine,
+            f"{row.operations_s:,.0f}",
+            f"{row.gb_s:.2f}",
+            f"{row.cpu_us_per_operation:.1f}",
+            "-" if row.ratio_to_fio is None else f"{row.ratio_to_fio:.2f}",
+        )
+    return table

@@ -1,0 +1,197 @@
+"""`prefetchd replay ...`: options, progress and output of replays."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from prefetchd import metrics
+from prefetchd.bench.replay import (
+    CONTROLS,
+    ReplayError,
+    ReplaySettings,
+    Report,
+    checked_slots,
+    prepare_store,
+    replay_decode,
+    staging_slots,
+)
+from prefetchd.bench.report import write_report
+from prefetchd.bench.tables import print_replay
+from prefetchd.hostinfo import medium_of
+from prefetchd.lab.attention import AttentionTrace, read_attention
+from prefetchd.lab.workload import Workload, batched
+from prefetchd.units import parse_bytes, parse_share
+
+EMBEDDED_TRACE = "summ_pydocs_demo.npz"
+
+replay_app = typer.Typer(help="Replay recorded traffic against a real store, in real time.")
+
+
+@replay_app.callback()
+def _group() -> None:
+    """Keeps `decode` a word of its own while it is the only replay."""
+
+
+@replay_app.command("decode")
+def decode(
+    trace: Annotated[
+        Path | None,
+        typer.Argument(help="Recorded decode attention (.npz); default: the embedded one."),
+    ] = None,
+    store: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the store, made if missing; default: a temporary one."),
+    ] = None,
+    device: Annotated[str, typer.Option(help="Storage device.")] = "uring",
+    gpu: Annotated[str, typer.Option(help="GPU device: host or cuda.")] = "host",
+    page_bytes: Annotated[str, typer.Option(help="Bytes of a page.")] = "64KiB",
+    staging: Annotated[str, typer.Option(help="Share of all pages (25%), or bytes.")] = "25%",
+    top_k: Annotated[int, typer.Option(min=1, help="Blocks needed by each KV head.")] = 16,
+    layer_us: Annotated[float, typer.Option(min=0, help="Compute time of a layer.")] = 600.0,
+    hints: Annotated[bool, typer.Option(help="Give next-layer hints.")] = True,
+    predictor: Annotated[
+        list[str] | None, typer.Option(help="Predictor by name or file; repeatable.")
+    ] = None,
+    evict: Annotated[str, typer.Option(help="Eviction: lru, arc or cycle.")] = "cycle",
+    controls: Annotated[str, typer.Option(help="Controls, by comma.")] = ",".join(CONTROLS),
+    steps: Annotated[int | None, typer.Option(min=1, help="Replay only the first steps.")] = None,
+    warmup: Annotated[int, typer.Option(min=0, help="First steps not measured.")] = 16,
+    rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds.")] = 3,
+    idle_s: Annotated[float, typer.Option(min=0, help="Idle gap before every run.")] = 0.5,
+    depth: Annotated[int, typer.Option(min=1, help="Operations in flight at most.")] = 128,
+    requests: Annotated[int, typer.Option(min=1, help="Requests in the decode batch.")] = 1,
+    shared: Annotated[str, typer.Option(help="Prompt share in common to all.")] = "50%",
+    seed: Annotated[int, typer.Option(help="Seed of the stored bytes.")] = 1,
+    json: Annotated[Path | None, typer.Option(help="Write JSON; - prints it.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Write an HTML report.")] = None,
+) -> None:
+    """Decode a recorded run with its KV cache on NVMe; say how close to all-in-DRAM it came."""
+    recorded = _read(trace)
+    workload = batched(
+        recorded,
+        top_k=top_k,
+        steps=steps,
+        requests=requests,
+        shared_share=(parse_share(shared) or 0.0) if requests > 1 else 0.0,
+    )
+    if workload.steps <= warmup:
+        raise ReplayError(
+            f"{workload.steps} steps leave none to measure after {warmup} of warm-up; "
+            "use --warmup or more steps"
+        )
+    settings = ReplaySettings(
+        page_bytes=_whole(page_bytes),
+        staging_slots=_slots(workload, staging, _whole(page_bytes)),
+        layer_us=layer_us,
+        hints=hints,
+        top_k=top_k,
+        predictors=tuple(predictor or ("auto",)),
+        controls=tuple(name for name in controls.split(",") if name),
+        evict=evict,
+        device=device,
+        gpu=gpu,
+        depth=depth,
+        rounds=rounds,
+        warmup_steps=warmup,
+        idle_s=idle_s,
+        seed=seed,
+    )
+    console = Console(stderr=True)
+    with _folder(store, console) as directory:
+        result = _run(directory, workload, settings, console)
+    _show(result, json, report, console)
+
+
+def _read(trace: Path | None) -> AttentionTrace:
+    if trace is not None:
+        return read_attention(trace)
+    with as_file(files("prefetchd.data") / EMBEDDED_TRACE) as path:
+        return read_attention(path)
+
+
+def _whole(text: str) -> int:
+    size = parse_bytes(text)
+    if size < 16:
+        raise ReplayError(f"a page of {size} bytes is too small to be stamped; give 16 or more")
+    return size
+
+
+def _slots(workload: Workload, staging: str, page_bytes: int) -> int:
+    share = parse_share(staging)
+    if share is not None:
+        return staging_slots(workload, share)
+    slot_bytes = -(-page_bytes // 4096) * 4096
+    return checked_slots(workload, parse_bytes(staging) // slot_bytes)
+
+
+@contextmanager
+def _folder(store: Path | None, console: Console) -> Iterator[Path]:
+    """The folder asked for, or a temporary one on a disk if there is one, removed afterwards."""
+    if store is not None:
+        yield store
+        return
+    parent = _disk_folder()
+    folder = Path(tempfile.mkdtemp(prefix="prefetchd-", dir=parent))
+    console.print(f"store: {folder} (temporary; name one with --store)", style="dim")
+    try:
+        yield folder / "store"
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _disk_folder() -> str | None:
+    """The first usual folder for temporary files that is not kept in RAM."""
+    for name in (tempfile.gettempdir(), "/var/tmp", "."):
+        try:
+            fd = os.open(name, os.O_RDONLY)
+        except OSError:
+            continue
+        try:
+            if not medium_of(fd, name).is_ram:
+                return name
+        finally:
+            os.close(fd)
+    return None
+
+
+def _run(
+    directory: Path, workload: Workload, settings: ReplaySettings, console: Console
+) -> metrics.Result:
+    columns = (TextColumn("{task.description:<28}"), BarColumn(), MofNCompleteColumn())
+    runs = len(settings.controls) + len(settings.predictors)
+    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
+        writing = progress.add_task("writing the store", total=workload.geometry.blocks)
+        report = Report(steps=lambda count: progress.advance(writing, count))
+        prepare_store(directory, workload, settings, report)
+        progress.remove_task(writing)
+        total = settings.rounds * runs * workload.steps
+        task = progress.add_task("replaying", total=total)
+        report = Report(
+            say=lambda words: progress.update(task, description=words),
+            steps=lambda count: progress.advance(task, count),
+        )
+        return replay_decode(directory, workload, settings, report)
+
+
+def _show(result: metrics.Result, json: Path | None, report: Path | None, console: Console) -> None:
+    if json is not None and str(json) == "-":
+        typer.echo(metrics.encode(result).decode())
+    else:
+        print_replay(result)
+    if json is not None and str(json) != "-":
+        json.write_bytes(metrics.encode(result))
+        console.print(f"result: {json}", soft_wrap=True)
+    if report is not None:
+        write_report(result, report)
+        console.print(f"report: {report}", soft_wrap=True)

@@ -1,0 +1,167 @@
+"""`prefetchd bench ring`: what the ring gives on a file, beside fio on the same file.
+
+Decides how a raw device is driven (random reads, a full queue, batches) and how its rate is
+compared: interleaved rounds, the same idle gap before each run, ratios of pairs, medians.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from prefetchd.assembly import aligned_arena
+from prefetchd.device import OP, READ, File, StorageDevice
+from prefetchd.devices.uring import Uring
+from prefetchd.hostinfo import errno_name, medium_of
+from prefetchd.registry import storage_device_class
+
+_CREATE_CHUNK_BYTES = 1 << 24
+_OFFSETS = 1 << 16
+
+
+class BenchError(Exception):
+    """A benchmark cannot be run as asked: why, and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One kind of load: random reads of `block_bytes` at `depth`."""
+
+    block_bytes: int
+    depth: int
+
+    @property
+    def words(self) -> str:
+        return f"{self.block_bytes // 1024} KiB, depth {self.depth}"
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """What one run achieved."""
+
+    operations_s: float
+    cpu_us_per_operation: float
+
+    def bytes_s(self, shape: Shape) -> float:
+        return self.operations_s * shape.block_bytes
+
+
+def create_file(path: Path, size_bytes: int, progress: Callable[[int], None]) -> None:
+    """A file full of random bytes, written once. Raises BenchError."""
+    random = np.random.Generator(np.random.SFC64(1))
+    try:
+        with path.open("xb") as file:
+            for start in range(0, size_bytes, _CREATE_CHUNK_BYTES):
+                length = min(_CREATE_CHUNK_BYTES, size_bytes - start)
+                file.write(random.bytes(length))
+                progress(length)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise BenchError(f"{path} cannot be made: {errno_name(error.errno or 0)}") from error
+
+
+def open_file(path: Path, shapes: list[Shape]) -> File:
+    """Open for direct reads. Raises BenchError: missing, no O_DIRECT, too small, sparse."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    except OSError as error:
+        name = errno_name(error.errno or 0)
+        raise BenchError(f"{path} cannot be opened for direct reads: {name}") from error
+    status = os.fstat(fd)
+    size = status.st_size
+    largest = max(shape.block_bytes for shape in shapes)
+    if size < 64 * largest:
+        os.close(fd)
+        raise BenchError(f"{path} has {size} bytes, too few; use at least {64 * largest}")
+    if status.st_blocks * 512 < 0.99 * size:
+        os.close(fd)
+        raise BenchError(f"{path} is sparse: reads would not touch the drive; fill it first")
+    return File(fd, str(path), size, medium_of(fd, str(path)).alignment_bytes)
+
+
+def run_device(name: str, file: File, shape: Shape, seconds: float) -> tuple[Rate, str]:
+    """Keep a device's queue full of random reads for a while; its rate and what it really was."""
+    arena = aligned_arena(shape.depth * shape.block_bytes, max(4096, file.alignment_bytes))
+    device = _open(name, file, arena, shape.depth)
+    try:
+        return _drive(device, file, shape, seconds), device.engine
+    finally:
+        device.close()
+
+
+def _open(name: str, file: File, arena: np.ndarray, depth: int) -> StorageDevice:
+    if name == "uring":
+        return Uring([file], arena, depth, single_issuer=True)
+    return storage_device_class(name)([file], arena, depth)
+
+
+def _drive(device: StorageDevice, file: File, shape: Shape, seconds: float) -> Rate:
+    blocks = file.size_bytes // shape.block_bytes
+    random = np.random.Generator(np.random.SFC64(2))
+    offsets = random.integers(0, blocks, _OFFSETS) * shape.block_bytes
+    ops = np.zeros(shape.depth, OP)
+    ops["tag"] = np.arange(shape.depth)
+    ops["memory"] = np.arange(shape.depth) * shape.block_bytes
+    ops["length"] = shape.block_bytes
+    ops["kind"] = READ
+    ops["offset"] = offsets[: shape.depth]
+    at, done = shape.depth, 0
+    cpu_s, start_s = time.process_time(), time.perf_counter()
+    end_s = start_s + seconds
+    device.submit(ops)
+    while time.perf_counter() < end_s:
+        completions = device.reap_some(max(1, shape.depth // 3))
+        free = completions["tag"].astype(np.int64)
+        if (completions["result"] != shape.block_bytes).any():
+            raise BenchError(f"{file.path}: reads failed or came short; see the kernel log")
+        done += len(free)
+        if at + len(free) > _OFFSETS:
+            at = 0
+        again = ops[free]
+        again["offset"] = offsets[at : at + len(free)]
+        at += len(free)
+        device.submit(again)
+    elapsed_s = time.perf_counter() - start_s
+    return Rate(done / elapsed_s, (time.process_time() - cpu_s) / max(1, done) * 1e6)
+
+
+def run_fio(path: Path, shape: Shape, seconds: float) -> Rate:
+    """The same load by fio's io_uring engine with fixed buffers and files. Raises BenchError."""
+    command = [
+        "fio",
+        "--name=ring",
+        f"--filename={path}",
+        "--rw=randread",
+        "--direct=1",
+        "--ioengine=io_uring",
+        "--fixedbufs",
+        "--registerfiles",
+        f"--bs={shape.block_bytes}",
+        f"--iodepth={shape.depth}",
+        f"--size={path.stat().st_size}",
+        f"--runtime={seconds}",
+        "--time_based",
+        "--readonly",
+        "--output-format=json",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise BenchError(f"fio failed ({done.returncode}): {done.stderr.strip()[:300]}")
+    job = json.loads(done.stdout[done.stdout.index("{") :])["jobs"][0]
+    operations_s = float(job["read"]["iops"])
+    cpu_share = (job["usr_cpu"] + job["sys_cpu"]) / 100
+    return Rate(operations_s, cpu_share / operations_s * 1e6 if operations_s else 0.0)
+
+
+def has_fio() -> bool:
+    return shutil.which("fio") is not None

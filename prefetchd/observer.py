@@ -1,0 +1,72 @@
+"""Who is told of what happens: the predictor, the eviction policy, the planner, the counters.
+
+Decides when they are told: a demand is shown to the policies later, when nothing urgent waits.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+
+from prefetchd.counters import Counters
+from prefetchd.model import Access, Codes, Feedback, Ids, Slots, Verdict
+from prefetchd.planner import Planner
+from prefetchd.predictor import Predictor
+from prefetchd.staging import Staging
+
+_ACCESSES_MAX = 64  # demands not yet shown; the oldest is dropped first
+
+
+class Observer:
+    def __init__(self, staging: Staging, predictor: Predictor, planner: Planner) -> None:
+        self.counters = Counters()
+        self._staging = staging
+        self._predictor = predictor
+        self._planner = planner
+        self._accesses: deque[Access] = deque(maxlen=_ACCESSES_MAX)
+        self._touches: list[tuple[Slots, Access]] = []
+
+    def demanded(self, slots: Slots, access: Access) -> None:
+        self.counters.count_outcomes(access.outcomes)
+        self._touches.append((slots, access))
+        self._accesses.append(access)
+        if len(self._touches) > _ACCESSES_MAX:
+            self.show_touches()
+
+    def show_all(self) -> None:
+        """Let the policies learn from every demand they have not seen."""
+        self.show_touches()
+        while self._accesses:
+            self._predictor.on_access(self._accesses.popleft())
+
+    def show_touches(self) -> None:
+        """Show demands to the eviction policy, as far as their pages are still in their slots."""
+        touches, self._touches = self._touches, []
+        for slots, access in touches:
+            placed = slots >= 0
+            here = placed & (self._staging.page_of[np.where(placed, slots, 0)] == access.pages)
+            if here.all():
+                self._staging.eviction.touched(slots, access.pages, access.scores)
+            elif here.any():
+                scores = None if access.scores is None else access.scores[here]
+                self._staging.eviction.touched(slots[here], access.pages[here], scores)
+
+    def prefetches_used(self, slots: Slots, *, late: Codes) -> None:
+        """Prefetched pages were demanded for the first time; `late` is 1 where still on the way."""
+        self.verdicts(
+            self._staging.page_of[slots],
+            self._staging.source[slots],
+            np.where(late, Verdict.LATE, Verdict.USEFUL).astype(np.uint8),
+        )
+        self._staging.fresh[slots] = False
+
+    def prefetches_wasted(self, pages: Ids, sources: Codes) -> None:
+        if len(pages):
+            self.verdicts(pages, sources, np.full(len(pages), Verdict.WASTED, np.uint8))
+
+    def verdicts(self, pages: Ids, sources: Codes, verdicts: Codes) -> None:
+        self.counters.count_verdicts(verdicts)
+        feedback = Feedback(pages, sources, verdicts)
+        self._planner.observe_feedback(feedback)
+        self._predictor.on_feedback(feedback)

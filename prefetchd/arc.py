@@ -1,7 +1,8 @@
 """ARC in batches: a list for pages used once, one for pages used again, and ghosts of both.
 
-After Megiddo and Modha, "ARC: A Self-Tuning, Low Overhead Replacement Cache" (FAST 2003). It decides
-how much room each list deserves from hits on the ghosts; it knows nothing of layers or hints.
+After Megiddo and Modha, "ARC: A Self-Tuning, Low Overhead Replacement Cache" (FAST 2003). It
+decides how much room each list deserves from hits on the ghosts; it knows nothing of layers or
+hints.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ class Arc(Eviction):
     """Adaptive replacement: `_target` slots for pages used once, moved by hits on either ghost.
 
     The paper treats one page at a time. Here a batch is judged as a whole: the target moves by the
-    sum of what its ghost hits would have moved it, at the ghost sizes before the batch. A prefetched
-    page enters as used once, and its first demand is not yet a second use.
+    sum of what its ghost hits would have moved it, at the ghost sizes before the batch. A page
+    enters as used once, unless it has a ghost, and its first demand after that is not yet a second
+    use; only demands move the target, since a prefetch of a ghost is a guess.
     """
 
     name: ClassVar[str] = "arc"
@@ -32,7 +34,7 @@ class Arc(Eviction):
         self._used = self._empty.copy()
         self._clock = 0
         self._list = np.zeros(slots, np.int8)
-        self._awaited = np.zeros(slots, np.bool_)  # prefetched, and not demanded since
+        self._awaited = np.zeros(slots, np.bool_)  # inserted, and not demanded since
         self._target = 0.0
         # Ghosts: per page which list it left, and per list the pages, the longest gone first.
         self._ghost_of = np.zeros(geometry.pages, np.int8)
@@ -43,7 +45,7 @@ class Arc(Eviction):
         if not prefetched:
             self._adapt(int(np.sum(left == ONCE)), int(np.sum(left == AGAIN)))
         self._list[slots] = np.where(left == EMPTY, ONCE, AGAIN)
-        self._awaited[slots] = prefetched
+        self._awaited[slots] = True
         self._stamp(slots)
         if left.any():
             self._ghost_of[pages] = EMPTY
@@ -94,7 +96,7 @@ class Arc(Eviction):
         self._target = min(max(self._target, 0.0), float(self.slots))
 
     def _bound(self) -> None:
-        """Pages used once and their ghosts fit the slots; all pages and all ghosts fit twice that."""
+        """Pages used once and their ghosts fit the slots; all pages and ghosts fit twice that."""
         once = int(np.count_nonzero(self._list == ONCE))
         held = int(np.count_nonzero(self._list))
         self._trim(ONCE, self.slots - once)

@@ -94,17 +94,27 @@ class Catalog:
 
     def known(self, pages: Ids) -> Mask:
         """Which page ids belong to visible blocks."""
-        blocks = pages // self.superblock.layers
-        inside = (pages >= 0) & (blocks < self.superblock.blocks)
-        known: Mask = inside & self._visible[np.where(inside, blocks, 0)]
+        inside = (pages >= 0) & (pages < self._visible.size * self.superblock.layers)
+        known: Mask = inside & self._visible[np.where(inside, pages, 0) // self.superblock.layers]
         return known
+
+    def all_known(self, pages: Ids) -> bool:
+        """The same for all at once, at the least cost when the answer is yes."""
+        if len(pages) == 0:
+            return True
+        blocks = pages // self.superblock.layers
+        if blocks.min() < 0 or blocks.max() >= len(self._visible):
+            return False
+        return bool(self._visible[blocks].all())
 
     def offsets(self, pages: Ids) -> NDArray[np.int64]:
         """Where pages begin in the file, bytes."""
-        blocks, layers = np.divmod(pages, self.superblock.layers)
         shape = self.superblock
+        blocks = pages // shape.layers
+        # Pages of a block lie in layer order, so only the block's own share is added per block.
         start = shape.superblock_bytes + shape.header_bytes
-        offsets: NDArray[np.int64] = start + blocks * shape.extent_bytes + layers * shape.slot_bytes
+        between = shape.extent_bytes - shape.layers * shape.slot_bytes
+        offsets: NDArray[np.int64] = pages * shape.slot_bytes + (blocks * between + start)
         return offsets
 
     def verify(self, pages: Ids, staging: NDArray[np.uint8], slots: Slots) -> Mask:

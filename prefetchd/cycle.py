@@ -1,8 +1,8 @@
 """Eviction that knows decode's cycle: layers come round in order, once a step.
 
-A page just used is needed a whole step later at the earliest, so recency alone says little; this
+A page just used is needed a whole step later at the earliest, so recency alone says little. This
 policy keeps what is likely to be demanded at its layer's next turn, the sooner the turn the better.
-The likelihood comes from `UseHistory` and, where the engine hints, from the hint.
+It takes the likelihood from the page's history and from hints; it knows nothing of devices or time.
 """
 
 from __future__ import annotations
@@ -12,12 +12,16 @@ from typing import ClassVar
 import numpy as np
 
 from prefetchd.hints import HintOdds
-from prefetchd.history import PLAIN_RANK, UseHistory
+from prefetchd.history import PLAIN_RANK, UseHistory, by_layer
 from prefetchd.model import NO_IDS, Geometry, Ids, Mask, PageHint, Scores, Slots
 from prefetchd.policy import Eviction
 
 UNHINTED_CHANCE = 0.5
 """What a prefetched page is held for until its layer's turn, when no hint speaks of it."""
+WAIT_WEIGHT = 0.4
+"""How much a whole step's wait takes from a page's worth: 1 / (1 + weight x steps)."""
+LOSS_SHARE = 0.25
+"""Of the pages pushed out by a prefetch, the share not fetched back in time before their demand."""
 
 
 class Cycle(Eviction):
@@ -29,108 +33,108 @@ class Cycle(Eviction):
         super().__init__(slots, geometry)
         layers = geometry.layers
         self._history = UseHistory(geometry)
-        self._page = np.full(slots, -1, np.int64)
-        self._layer = np.zeros(slots, np.int64)
-        self._chance = np.full(slots, -1.0, np.float32)
-        self._promise = np.zeros(geometry.pages, np.float32)
-        self._promised: list[Ids] = [NO_IDS] * layers
-        self._slot_of = np.full(geometry.pages, -1, np.int64)
         self._hints = HintOdds(geometry, self._history)
-        self._scores = np.zeros(0, np.float32)
-        # discount[now, layer]: 1 for the layer that comes next, 1/2 for the one a whole step away.
-        wait = (np.arange(layers)[None, :] - np.arange(layers)[:, None] - 1) % layers
-        self._discount = (1.0 / (1.0 + wait / layers)).astype(np.float32)
+        self._slot_of = np.full(geometry.pages, -1, np.int64)
+        self._page = np.full(slots, -1, np.int64)
+        self._layer = np.full(slots, layers, np.int64)  # `layers` where the slot is empty
+        self._chance = np.zeros(slots, np.float32)
+        self._promise = np.zeros(geometry.pages, np.float32)  # by the hint for the layer's turn
+        self._promised: list[Ids] = [NO_IDS] * layers
+        self._rank = np.zeros(geometry.pages, np.float32)  # of what is demanded in this turn
+        self._ranked = NO_IDS
+        self._announced = False  # whether this caller tells of demands before it serves them
+        # discount[now, layer]: 1 for the layer that comes next, least for one a whole step away.
+        turns = np.arange(layers)
+        wait = (turns[None, :] - turns[:, None] - 1) % layers / layers
+        self._discount = np.zeros((layers, layers + 1), np.float32)
+        self._discount[:, :layers] = 1.0 / (1.0 + WAIT_WEIGHT * wait)
+
+    def demanded(self, pages: Ids, scores: Scores | None) -> None:
+        self._announced = True
+        self._demand(pages, scores)
 
     def inserted(self, slots: Slots, pages: Ids, *, prefetched: bool) -> None:
-        layers = pages % self.geometry.layers
-        self._page[slots] = pages
-        self._layer[slots] = layers
         self._slot_of[pages] = slots
+        self._page[slots] = pages
+        self._layer[slots] = self.geometry.layer_of(pages)
         if prefetched:
             promise = self._promise[pages]
             promise[promise == 0.0] = UNHINTED_CHANCE
             self._chance[slots] = np.maximum(self._history.chance(pages), promise)
-            return
-        for layer in _distinct(layers):
-            mine = layers == layer
-            self._demanded(slots[mine], pages[mine], layer, None, anew=False)
+        else:
+            if not self._announced:
+                self._demand(pages, None)
+            self._chance[slots] = self._history.chance(pages, self._rank[pages])
 
     def touched(self, slots: Slots, pages: Ids, scores: Scores | None) -> None:
-        layers = pages % self.geometry.layers
-        for layer in _distinct(layers):
-            mine = layers == layer
-            part = None if scores is None else scores[mine]
-            anew = self.geometry.layers == 1
-            self._demanded(slots[mine], pages[mine], layer, part, anew=anew)
-
-    def _demanded(
-        self, slots: Slots, pages: Ids, layer: int, scores: Scores | None, *, anew: bool
-    ) -> None:
-        history = self._history
-        if anew or layer != history.layer:
-            self._turn_to(layer)
-        history.used(pages)
-        ranks: Scores | float = PLAIN_RANK
-        if scores is not None:
-            if not len(self._scores):
-                self._scores = np.sort(scores)
-            ranks = np.searchsorted(self._scores, scores).astype(np.float32)
-            ranks /= len(self._scores)
-        self._rate(layer)
-        self._chance[slots] = history.chance(pages, ranks)
-
-    def _turn_to(self, layer: int) -> None:
-        if self._history.layer >= 0:
-            self._hints.learn(self._history.layer)
-        self._history.turn_to(layer)
-        self._scores = np.zeros(0, np.float32)
-        self._promise[self._promised[layer]] = 0.0
-        self._promised[layer] = NO_IDS
-
-    def _rate(self, layer: int) -> None:
-        here = np.flatnonzero((self._layer == layer) & (self._page >= 0))
-        self._chance[here] = self._history.chance(self._page[here])
+        if not self._announced:
+            self._demand(pages, scores)
 
     def removed(self, slots: Slots, pages: Ids) -> None:
-        self._page[slots] = -1
-        self._chance[slots] = -1.0
         self._slot_of[pages] = -1
+        self._page[slots] = -1
+        self._layer[slots] = self.geometry.layers
+        self._chance[slots] = 0.0
 
     def hinted(self, hint: PageHint) -> None:
-        layers = hint.pages % self.geometry.layers
-        for layer in _distinct(layers):
-            mine = layers == layer
-            self._promised_by(hint.pages[mine], hint.scores[mine], layer)
-
-    def _promised_by(self, pages: Ids, scores: Scores, layer: int) -> None:
-        self._promise[self._promised[layer]] = 0.0
-        self._promised[layer] = pages
-        promise = self._hints.chance(pages, scores, layer)
-        self._promise[pages] = promise
-        slots = self._slot_of[pages]
-        here = slots >= 0
-        slots = slots[here]
-        self._chance[slots] = np.maximum(self._chance[slots], promise[here])
+        inside = (hint.pages >= 0) & (hint.pages < self.geometry.pages)
+        hinted, scores = hint.pages[inside], hint.scores[inside]
+        for layer, mine in by_layer(hinted, self.geometry):
+            pages = hinted[mine]
+            self._promise[self._promised[layer]] = 0.0
+            self._promised[layer] = pages
+            promise = self._hints.chance(pages, scores[mine], layer)
+            self._promise[pages] = promise
+            slots = self._slot_of[pages]
+            here = slots >= 0
+            slots = slots[here]
+            self._chance[slots] = np.maximum(self._chance[slots], promise[here])
 
     def victims(self, count: int, allowed: Mask) -> Slots:
-        count = min(count, int(np.count_nonzero(allowed)))
-        if count == 0:
+        candidates = np.flatnonzero(allowed)
+        count = min(count, len(candidates))
+        if count <= 0:
             return NO_IDS
-        worth = self._chance * self._discount[self._history.layer][self._layer]
-        worth[~allowed] = np.inf
+        worth = self._discounted(candidates)
         worst = np.argpartition(worth, count - 1)[:count]
         order = np.argsort(worth[worst], kind="stable")
-        return worst[order]
+        return candidates[worst[order]]
 
     def worth(self, slots: Slots) -> Scores:
-        worth: Scores = (
-            self._chance[slots] * self._discount[self._history.layer][self._layer[slots]]
-        )
+        return self._discounted(slots) * np.float32(LOSS_SHARE)
+
+    def _discounted(self, slots: Slots) -> Scores:
+        discount = self._discount[self._history.layer]
+        worth: Scores = self._chance[slots] * discount[self._layer[slots]]
         return worth
 
+    def _demand(self, pages: Ids, scores: Scores | None) -> None:
+        for layer, mine in by_layer(pages, self.geometry):
+            ranks = PLAIN_RANK if scores is None else rank_shares(scores[mine])
+            self._demand_layer(pages[mine], layer, ranks)
 
-def _distinct(layers: Ids) -> list[int]:
-    if len(layers) and (layers == layers[0]).all():
-        return [int(layers[0])]
-    found: list[int] = np.unique(layers).tolist()
-    return found
+    def _demand_layer(self, pages: Ids, layer: int, ranks: Scores | float) -> None:
+        """Pages of one layer are demanded, in a new turn of it or in the one that is on."""
+        history = self._history
+        if layer != history.layer or self.geometry.layers == 1:
+            if history.layer >= 0:
+                self._hints.learn(history.layer)
+            history.turn_to(layer)
+            self._rank[self._ranked] = 0.0
+            self._ranked = pages
+            self._promise[self._promised[layer]] = 0.0
+            self._promised[layer] = NO_IDS
+        else:
+            self._ranked = np.concatenate([self._ranked, pages])
+        history.used(pages)
+        self._rank[pages] = ranks
+        # What the layer did not demand now has a lower chance from here on.
+        here = np.flatnonzero(self._layer == layer)
+        held = self._page[here]
+        self._chance[here] = history.chance(held, self._rank[held])
+
+
+def rank_shares(scores: Scores) -> Scores:
+    """For each score the share of all that are below it (float32, 0 to 1)."""
+    ranks = np.searchsorted(np.sort(scores), scores).astype(np.float32)
+    return ranks / np.float32(len(scores))

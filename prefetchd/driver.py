@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from prefetchd.catalog import Catalog
-from prefetchd.device import OP, READ, Arena, Completions, Ops, StorageDevice
+from prefetchd.device import OP, Arena, Completions, Ops, StorageDevice
 from prefetchd.hostinfo import errno_name
 from prefetchd.model import Cancel, Completed, Ids, IoClass, Mask, Read, Slots
 from prefetchd.writer import WRITE_TAG, Writer, Written
@@ -84,23 +84,26 @@ class Driver:
         self._page[slots] = pages
         self._generation[slots] = command.generations
         slot_bytes = self.staging.shape[1]
-        heads = np.ones(len(pages), np.bool_)
-        if len(pages) > 1:
-            # Neighbours on the medium that are neighbours in memory make one operation.
-            layers = self.catalog.superblock.layers
-            heads[1:] = (np.diff(slots) != 1) | (np.diff(pages) != 1) | (pages[1:] % layers == 0)
-        first = np.flatnonzero(heads)
-        runs = np.diff(first, append=len(pages))
-        self._run[slots[first]] = runs
+        first, runs = self._runs(pages, slots)
         ops = np.zeros(len(first), OP)
         generations = command.generations[first].astype(np.uint64) & _GENERATION_MASK
         ops["tag"] = (generations << _SLOT_BITS) | slots[first].astype(np.uint64)
         ops["offset"] = self.catalog.offsets(pages[first])
         ops["memory"] = slots[first] * slot_bytes
         ops["length"] = runs * slot_bytes
-        ops["kind"] = READ
+        self._run[slots[first]] = runs
         self.bytes_read += len(pages) * slot_bytes
         self._waiting[command.io_class].append(ops)
+
+    def _runs(self, pages: Ids, slots: Slots) -> tuple[Ids, Ids]:
+        """Where operations begin in a batch, and how many pages each carries: neighbours on the
+        medium that are neighbours in memory too make one operation."""
+        joined = (slots[1:] - slots[:-1] == 1) & (pages[1:] - pages[:-1] == 1)
+        if not joined.any():
+            return np.arange(len(pages)), np.ones(len(pages), np.int64)
+        joined &= pages[1:] % self.catalog.superblock.layers != 0
+        first = np.flatnonzero(np.concatenate([[True], ~joined]))
+        return first, np.diff(first, append=len(pages))
 
     def write(self, ops: Ops) -> None:
         self.bytes_written += int(ops["length"].sum())

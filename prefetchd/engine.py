@@ -70,6 +70,7 @@ class Engine:
         self._on_written = on_written
         self._foreground = 0
         self._plan_wanted = False
+        self._parked = False
         self._stopping = False
         self._broken: BaseException | None = None
         self._pump_wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -141,7 +142,7 @@ class Engine:
 
     def wake(self) -> None:
         """Let the pump take over what is left to do."""
-        if self._plan_wanted or self.core.reading or self.driver.queued:
+        if self._plan_wanted or (self._parked and (self.core.reading or self.driver.queued)):
             os.eventfd_write(self._pump_wake, 1)
 
     def resolved(self) -> None:
@@ -158,7 +159,8 @@ class Engine:
             both.register(self._pump_wake, select.POLLIN)
             wake_only.register(self._pump_wake, select.POLLIN)
             while not self._stopping:
-                poller = wake_only if self._foreground else both
+                self._parked = self._foreground > 0  # the foreground has the device to itself
+                poller = wake_only if self._parked else both
                 busy = self.core.reading or self.driver.writer.in_flight
                 event = poller.poll(_PUMP_NAP_MS if busy else _PUMP_IDLE_MS)
                 _drain(self._pump_wake)

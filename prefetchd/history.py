@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefetchd.model import Geometry, Ids, Mask, Scores
+from prefetchd.odds import logistic
 
 HALF_LIVES = (1.0, 4.0, 32.0)
 """Turns of a page's layer after which a use counts half."""
@@ -22,11 +23,11 @@ HEAT_LAYERS = 5.0
 
 # The estimate is a logistic sum, fitted once on recorded decode attention; weights that were fitted
 # on one text served the other equally well, so they are kept few and round.
-BIAS = -2.8
-USE_WEIGHTS = (1.0, 3.2, 0.9)
-HEAT_WEIGHT = 1.5
+BIAS = -3.5
+USE_WEIGHTS = (0.2, 3.5, 1.3)
+HEAT_WEIGHT = 1.3
 NEIGHBOUR_WEIGHT = 0.4
-RANK_WEIGHT = 1.6
+RANK_WEIGHT = 2.1
 PLAIN_RANK = 0.4
 """The rank of a demanded page whose scores the engine did not give."""
 
@@ -42,6 +43,7 @@ class UseHistory:
         # One row of padding on either side lets every page look at the blocks before and after it.
         padded = geometry.pages + 2 * geometry.layers
         self._use = np.zeros((padded, len(HALF_LIVES)), np.float32)
+        self._middle_use = np.zeros(padded, np.float32)  # the middle column, alone
         self._turn = np.full(padded, -_FADE_TURNS, np.int32)  # never
         self._turns = np.zeros(geometry.layers, np.int32)
         self._heat = np.zeros(geometry.blocks, np.float32)
@@ -54,6 +56,7 @@ class UseHistory:
         keep = np.exp2(-1.0 / np.array(HALF_LIVES))
         self._gain = (1.0 - keep).astype(np.float32)
         self._fade = (keep ** np.arange(_FADE_TURNS)[:, None]).astype(np.float32)
+        self._middle_fade = self._fade[:, 1].copy()
         self._weights = np.array(USE_WEIGHTS, np.float32)
         cooling = np.exp(-1.0 / HEAT_LAYERS)
         self._heat_gain = np.float32(1.0 - cooling)
@@ -76,11 +79,14 @@ class UseHistory:
         if not age.all():
             pages = pages[age > 0]
             rows, age = pages + layers, age[age > 0]
-        fade = self._fade[np.minimum(age, _FADE_TURNS - 1)]
-        self._use[rows] = self._use[rows] * fade + self._gain
+        use = self._use.take(rows, axis=0)
+        use *= self._fade.take(age, axis=0, mode="clip")
+        use += self._gain
+        self._use[rows] = use
+        self._middle_use[rows] = use[:, 1]
         self._turn[rows] = turn
         blocks = pages // layers
-        self._heat[blocks] = self._heat_now(blocks) + self._heat_gain
+        self._heat[blocks] = self.heat(blocks) + self._heat_gain
         self._heat_tick[blocks] = self._tick
         self._demand[self.layer] += len(blocks)
 
@@ -89,6 +95,12 @@ class UseHistory:
         layers = self.geometry.layers
         used: Mask = self._turn[pages + layers] == self._turns[pages % layers]
         return used
+
+    def turns_since_use(self, pages: Ids) -> NDArray[np.int32]:
+        """Turns of its layer since each page was demanded, 0 in the turn of its demand."""
+        layers = self.geometry.layers
+        turns: NDArray[np.int32] = self._turns[pages % layers] - self._turn[pages + layers]
+        return turns
 
     def demand(self, layer: int) -> int:
         """How many pages the layer demanded in its latest turn, so far."""
@@ -104,27 +116,38 @@ class UseHistory:
     def log_odds(self, pages: Ids) -> Scores:
         """The same estimate before the logistic curve, without the rank."""
         layers = self.geometry.layers
-        turns = self._turns[pages % layers]
-        odds: Scores = self._faded(pages + layers, turns) @ self._weights
-        before = self._faded(pages, turns)[:, 1]
-        after = self._faded(pages + 2 * layers, turns)[:, 1]
-        odds += np.float32(NEIGHBOUR_WEIGHT) * (before + after)
-        odds += np.float32(HEAT_WEIGHT) * self._heat_now(pages // layers)
+        blocks = pages // layers
+        turns = self._turns.take(pages - blocks * layers)
+        rows = pages + layers
+        use = self._use.take(rows, axis=0)
+        use *= self._fade.take(turns - self._turn.take(rows), axis=0, mode="clip")
+        odds: Scores = np.sqrt(use, out=use) @ self._weights
+        odds += np.float32(NEIGHBOUR_WEIGHT) * np.sqrt(self._beside(pages, turns))
+        odds += np.float32(HEAT_WEIGHT) * self.heat(blocks)
         odds += np.float32(BIAS)
         return odds
 
-    def _faded(self, rows: Ids, turns: NDArray[np.int32]) -> NDArray[np.float32]:
-        age = np.minimum(turns - self._turn[rows], _FADE_TURNS - 1)
-        faded: NDArray[np.float32] = self._use[rows] * self._fade[age]
-        return faded
+    def _beside(self, pages: Ids, turns: NDArray[np.int32]) -> Scores:
+        """The middle average of the blocks before and after, added up."""
+        rows = np.concatenate([pages, pages + 2 * self.geometry.layers]).reshape(2, len(pages))
+        use = self._middle_use.take(rows)
+        use *= self._middle_fade.take(turns - self._turn.take(rows), mode="clip")
+        beside: Scores = use[0] + use[1]
+        return beside
 
-    def _heat_now(self, blocks: Ids) -> Scores:
-        age = np.minimum(self._tick - self._heat_tick[blocks], _FADE_TICKS - 1)
-        heat: Scores = self._heat[blocks] * self._cooling[age]
+    def heat(self, blocks: Ids) -> Scores:
+        """How much the layers just computed used each block: 0 to 1, float32."""
+        age = self._tick - self._heat_tick.take(blocks)
+        heat: Scores = self._heat.take(blocks) * self._cooling.take(age, mode="clip")
         return heat
 
 
-def logistic(odds: Scores) -> Scores:
-    """1 / (1 + e^-x), kept in float32."""
-    result: Scores = 1.0 / (1.0 + np.exp(-np.clip(odds, -30.0, 30.0)))
-    return result
+def by_layer(pages: Ids, geometry: Geometry) -> list[tuple[int, Mask | slice]]:
+    """Each layer found among `pages`, in rising order, and which of them are its."""
+    if len(pages) == 0:
+        return []
+    layers = geometry.layer_of(pages)
+    first = int(layers[0])
+    if (layers == first).all():
+        return [(first, slice(None))]
+    return [(layer, layers == layer) for layer in np.unique(layers).tolist()]

@@ -3,9 +3,9 @@
 A policy orders slots; it owns no bytes, pins nothing and reads no clock. The staging tells it in
 batches what came, what was demanded and what went, and asks for victims among the slots it allows.
 
-One demand is told in this order: `touched` with the pages that are resident, `victims` for the
-rest, `removed` for those, `inserted` with the rest and `prefetched=False`. Being inserted that way
-*is* that page's demand; a second `touched` in the same demand is allowed and changes little.
+One demand is told in this order: `demanded`; `victims` and `removed` where room is needed;
+`inserted` with the pages that were absent and `prefetched=False`; then, once it is served,
+`touched` with all its pages that are here, those just inserted among them.
 """
 
 from __future__ import annotations
@@ -30,6 +30,9 @@ class Eviction:
         self.slots = slots
         self.geometry = geometry
 
+    def demanded(self, pages: Ids, scores: Scores | None) -> None:
+        """A demand begins: its pages, resident or not, before room is made (optional to use)."""
+
     def inserted(self, slots: Slots, pages: Ids, *, prefetched: bool) -> None:
         """Pages were given slots (their bytes may still be on the way)."""
         raise NotImplementedError
@@ -53,11 +56,12 @@ class Eviction:
         raise NotImplementedError
 
     def worth(self, slots: Slots) -> Scores | None:
-        """What is lost when each of these slots is emptied, on the scale of `Guess.confidence`.
+        """What is lost when a prefetch empties each of these slots, on a scale of 0 to 1.
 
-        float32, one a slot: the chance that its page is demanded at its next turn, less a discount
-        for the wait until then, so at most 1. None: the policy has no opinion. A prefetch is worth
-        its slot when its confidence is above the worth of the victim it would push out.
+        float32, one a slot: the chance that its page is demanded at its next turn, discounted for
+        the wait and for being fetched back in time. None: the policy has no opinion. A prefetch is
+        worth a slot while its `Guess.confidence` exceeds this: with guesses best first and victims
+        worst first, the prefetches to make are `confidence > worth(victims)`, a prefix.
         """
         return None
 

@@ -58,6 +58,7 @@ class Runtime:
         self._numbers = 0
         self._timeout_ns = int(options.demand_timeout_s * 1e9)
         self._seen = np.zeros(self.geometry.pages, np.int32)
+        self._order = np.arange(self.slots, dtype=np.int32)
         self.engine = Engine(parts.core, parts.driver, self._on_ready, self._on_written)
         self._closed = False
 
@@ -110,10 +111,10 @@ class Runtime:
                 f"{len(pages)} pages demanded at once, staging holds {self.slots}; "
                 "raise staging_bytes or ask for fewer pages"
             )
-        if not self._parts.catalog.known(pages).all():
+        if not self._parts.catalog.all_known(pages):
             bad = pages[~self._parts.catalog.known(pages)][0]
             raise ValueError(f"page {bad} belongs to no block of this store; use lookup() first")
-        order = np.arange(len(pages), dtype=np.int32)
+        order = self._order[: len(pages)]
         self._seen[pages] = order
         if (self._seen[pages] != order).any():
             raise ValueError("a page is demanded twice in one batch; make the ids distinct")

@@ -1,0 +1,189 @@
+"""The attention predictor: hints first, history otherwise, silence where it has no precision."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prefetchd.model import NO_IDS, Access, Feedback, Geometry, Ids, Outcome, PageHint, Verdict
+from prefetchd.predictor import Guess
+from prefetchd.predictors.attention import HINT, HISTORY, Attention
+
+GEOMETRY = Geometry(layers=4, blocks=200)
+LIMIT = 1024
+
+
+def access(blocks: list[int], layer: int) -> Access:
+    pages = GEOMETRY.page_ids(np.array(blocks, np.int64), layer)
+    return Access(pages, np.full(len(pages), Outcome.RETAINED, np.uint8))
+
+
+def hint(blocks: list[int], layer: int) -> PageHint:
+    """Blocks of one layer, the most important first."""
+    pages = GEOMETRY.page_ids(np.array(blocks, np.int64), layer)
+    return PageHint(pages, np.arange(len(blocks), 0, -1, dtype=np.float32))
+
+
+def warm(steps: int = 12) -> Attention:
+    """Every layer wants blocks 0 to 3 at every step, and 10 + step once."""
+    predictor = Attention(GEOMETRY, 100)
+    for step in range(steps):
+        for layer in range(GEOMETRY.layers):
+            predictor.on_access(access([0, 1, 2, 3, 10 + step], layer))
+    return predictor
+
+
+def verdicts(pages: Ids, source: int, verdict: Verdict) -> Feedback:
+    count = len(pages)
+    return Feedback(pages, np.full(count, source, np.uint8), np.full(count, verdict, np.uint8))
+
+
+def confidence(guess: Guess) -> list[float]:
+    assert guess.confidence is not None
+    return [float(chance) for chance in guess.confidence]
+
+
+def blocks_of(pages: Ids) -> list[int]:
+    found: list[int] = GEOMETRY.block_of(pages).tolist()
+    return found
+
+
+def test_nothing_known_nothing_said() -> None:
+    predictor = Attention(GEOMETRY, 100)
+    assert len(predictor.predict(0, LIMIT).pages) == 0
+    predictor.on_access(Access(NO_IDS, np.empty(0, np.uint8)))
+    predictor.on_page_hint(PageHint(NO_IDS, np.empty(0, np.float32)))
+    assert len(predictor.predict(0, LIMIT).pages) == 0
+
+
+def test_hinted_pages_come_in_the_order_of_their_scores() -> None:
+    predictor = Attention(GEOMETRY, 100)
+    predictor.on_page_hint(hint([90, 40, 70, 55], 0))
+    guess = predictor.predict(0, LIMIT)
+    assert blocks_of(guess.pages) == [90, 40, 70, 55]
+    assert confidence(guess) == sorted(confidence(guess), reverse=True)
+    assert guess.sources is not None
+    assert set(guess.sources.tolist()) == {HINT}
+
+
+def test_history_decides_between_pages_hinted_alike() -> None:
+    predictor = warm()
+    predictor.on_page_hint(hint([0, 90, 1, 91, 2, 92, 3, 93], 0))
+    chance = dict(zip(blocks_of(predictor.predict(0, LIMIT).pages),
+                      confidence(predictor.predict(0, LIMIT)), strict=True))  # fmt: skip
+    assert chance[1] > chance[90]
+    assert chance[3] > chance[92]
+
+
+def test_a_hint_holds_until_its_layers_turn() -> None:
+    predictor = warm()
+    predictor.on_page_hint(hint([90, 91], 1))
+    predictor.on_access(access([0, 1, 2, 3, 50], 0))
+    assert {90, 91} <= set(blocks_of(predictor.predict(0, LIMIT).pages))
+    predictor.on_access(access([0, 1, 2, 3, 90], 1))
+    assert not {90, 91} & set(blocks_of(predictor.predict(0, LIMIT).pages))
+
+
+def test_without_a_hint_the_block_that_every_layer_uses_is_guessed_for_the_next() -> None:
+    geometry = Geometry(layers=12, blocks=200)
+    predictor = Attention(geometry, 100)
+    for step in range(30):
+        for layer in range(12):
+            if step == 29 and layer == 11:
+                guess = predictor.predict(0, LIMIT)
+                assert geometry.page_ids(np.array([10 + step]), 11)[0] in guess.pages
+                assert (geometry.layer_of(guess.pages) == 11).all()
+            pages = geometry.page_ids(np.array([0, 1, 2, 10 + step]), layer)
+            predictor.on_access(Access(pages, np.zeros(4, np.uint8)))
+
+
+def test_a_page_that_its_layer_wants_every_other_time_is_guessed_without_a_hint() -> None:
+    predictor = Attention(GEOMETRY, 100)
+    for step in range(41):
+        for layer in range(4):
+            predictor.on_access(access([0, 1, 2, 50 if step % 2 else 70], layer))
+    guess = predictor.predict(0, LIMIT)
+    assert blocks_of(guess.pages)[0] == 50
+    assert guess.sources is not None
+    assert set(guess.sources.tolist()) == {HISTORY}
+
+
+def test_hints_that_prove_wrong_lose_their_confidence() -> None:
+    predictor = warm()
+    before = after = 0.0
+    for step in range(60):
+        for layer in range(4):
+            predictor.on_page_hint(hint([100 + step, 120 + step, 140], layer))
+            guess = predictor.predict(0, LIMIT)
+            after = max(confidence(guess), default=0.0)
+            before = before or after
+            predictor.on_feedback(verdicts(guess.pages, HINT, Verdict.WASTED))
+            predictor.on_access(access([0, 1, 2, 3], layer))
+    assert before > 0.3
+    assert after < 0.05
+
+
+def test_a_useless_history_falls_silent_but_for_a_trial_now_and_then() -> None:
+    predictor = Attention(GEOMETRY, 100)
+    random = np.random.default_rng(3)
+    said = []
+    for _ in range(150):
+        for layer in range(4):
+            blocks = np.sort(random.choice(200, 6, replace=False)).tolist()
+            predictor.on_access(access(blocks, layer))
+            guess = predictor.predict(0, LIMIT)
+            said.append(len(guess.pages))
+            predictor.on_feedback(verdicts(guess.pages, HISTORY, Verdict.WASTED))
+    late = said[300:]
+    assert sum(late) <= 0.01 * 6 * len(late)
+
+
+def test_guesses_are_bounded_by_the_limit_and_by_what_exists() -> None:
+    predictor = warm()
+    assert len(predictor.predict(0, 3).pages) <= 3
+    predictor.on_page_hint(PageHint(np.array([-5, 10**6, 4, 8], np.int64), np.ones(4, np.float32)))
+    guess = predictor.predict(0, LIMIT)
+    assert sorted(guess.pages.tolist()) == [4, 8]
+    assert len(predictor.predict(0, 1).pages) == 1
+    assert len(predictor.predict(0, 0).pages) == 0
+
+
+step_lists = st.lists(
+    st.tuples(
+        st.sampled_from(["access", "hint", "useful", "wasted"]),
+        st.integers(0, 3),
+        st.lists(st.integers(0, 199), max_size=8, unique=True),
+    ),
+    max_size=30,
+)
+
+
+def feed(predictor: Attention, kind: str, layer: int, blocks: list[int]) -> None:
+    if kind == "access":
+        predictor.on_access(access(blocks, layer))
+    elif kind == "hint":
+        predictor.on_page_hint(hint(blocks, layer))
+    else:
+        verdict = Verdict.USEFUL if kind == "useful" else Verdict.WASTED
+        predictor.on_feedback(verdicts(access(blocks, layer).pages, layer % 2, verdict))
+
+
+@given(step_lists)
+@settings(max_examples=60, deadline=None)
+def test_same_calls_give_same_guesses_and_asking_changes_nothing(
+    steps: list[tuple[str, int, list[int]]],
+) -> None:
+    often, once = Attention(GEOMETRY, 100), Attention(GEOMETRY, 100)
+    for step in steps:
+        feed(often, *step)
+        feed(once, *step)
+        often.predict(0, LIMIT)
+        guess = often.predict(0, LIMIT)
+        inside = (guess.pages >= 0) & (guess.pages < GEOMETRY.pages)
+        assert inside.all()
+        assert len(np.unique(guess.pages)) == len(guess.pages)
+    first, second = often.predict(0, LIMIT), once.predict(0, LIMIT)
+    assert first.pages.tolist() == second.pages.tolist()
+    if first.confidence is not None:
+        assert confidence(first) == confidence(second)

@@ -79,7 +79,6 @@ class Attention(Predictor):
         learning = before >= 0 and self._demands % LEARN_DEMANDS == 0
         weighed = self._weigh(layer) if learning else None
         if before >= 0:
-            self._hints.learn(before)
             self._next_layer[before] = layer
         history.turn_to(layer)
         history.used(pages)
@@ -92,6 +91,8 @@ class Attention(Predictor):
     def on_page_hint(self, hint: PageHint) -> None:
         inside = (hint.pages >= 0) & (hint.pages < self.geometry.pages)
         pages, scores = hint.pages[inside], hint.scores[inside]
+        if self._history.layer >= 0:
+            self._hints.learn(self._history.layer)
         for layer, mine in by_layer(pages, self.geometry):
             chance = self._hints.chance(pages[mine], scores[mine], layer)
             self._hinted[layer] = (pages[mine], chance)

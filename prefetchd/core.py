@@ -14,9 +14,10 @@ read is already in flight, for whatever reason, simply wait for it. A demand is 
 `Ready`: when all its pages are readable, or have failed, or its deadline has come. A page that
 could not be had has slot -1: a failure is a miss, never wrong bytes.
 
-*Prefetch.* Hints and accesses reach the predictor only when nothing urgent waits (`Hinted`,
-`Idle`): a demand must not pay for learning. A new plan replaces what is left of the old one, so a
-queued prefetch never outlives its reason. Demands keep a reserve of the device's depth.
+*Prefetch.* A hint is turned into reads at once. Demands reach the predictor and the eviction
+policy later, when nothing urgent waits (`Idle`), in the order they came: neither a demand nor a
+hint pays for learning, and victims are chosen ahead of time. A new plan replaces what is left of
+the old one, so a queued prefetch never outlives its reason. Demands keep a reserve of the device's depth.
 
 *Failure.* A demanded read that fails is retried once, then answered as a miss. A read that does
 not end in time is abandoned: its page is forgotten, and its slot stays the device's until the
@@ -41,7 +42,6 @@ from prefetchd.model import (
     Access,
     Cancel,
     ChainHint,
-    Codes,
     Command,
     Completed,
     Demanded,
@@ -60,10 +60,11 @@ from prefetchd.model import (
     Slots,
 )
 from prefetchd.observer import Observer
-from prefetchd.planner import NO_SOURCES, Plan, Planner
+from prefetchd.planner import NO_PLAN, Plan, Planner
 from prefetchd.predictor import Predictor
 from prefetchd.staging import ABANDONED, READING, READY, Staging
 
+_VICTIMS_AHEAD = 32  # chosen while nothing is urgent, so that a demand need not choose
 _HINT_DRIVEN_DEMANDS = 8  # for so many demands after a hint, planning waits for the next hint
 
 
@@ -90,7 +91,7 @@ class Core:
         self.limits = limits
         self._observer = Observer(staging, predictor, planner)
         self._demands = Demands(staging, limits.tickets_max)
-        self._pending = Plan(NO_IDS, NO_SOURCES)
+        self._pending = NO_PLAN
         self._prefetching = 0
         self._reading = 0
         self._hinted_ns: int | None = None
@@ -128,7 +129,7 @@ class Core:
         elif isinstance(event, Hinted):
             commands = self._hinted(event, now_ns)
         elif isinstance(event, Idle):
-            commands = self._plan(now_ns)
+            commands = self._idle(now_ns)
         else:
             assert_never(event)
         if now_ns >= self._sweep_ns:
@@ -164,7 +165,7 @@ class Core:
             self._hinted_ns = None
         if self._hint_driven:
             self._hint_driven -= 1
-        elif self._plans:
+        elif self._plans or len(held) < len(pages):
             commands.append(PlanSoon())
         return commands
 
@@ -174,7 +175,6 @@ class Core:
         demand.outcomes[absent] = Outcome.MISS
         demand.slots[absent] = UNPLACED
         self.counters.pollution += int(np.count_nonzero(self._pushed_out[demand.pages[absent]]))
-        self._observer.show_touches()
         return self._place(demand, now_ns)
 
     def _place(self, demand: Demand, now_ns: int) -> list[Command]:
@@ -194,11 +194,17 @@ class Core:
         self.counters.demand_reads += len(slots)
         return [self._read(pages[: len(slots)], slots, IoClass.DEMAND, now_ns)]
 
-    def _take_slots(self, pages: Ids, io_class: IoClass, sources: Codes | None = None) -> Slots:
+    def _take_slots(self, pages: Ids, io_class: IoClass, plan: Plan | None = None) -> Slots:
         """Slots for a prefix of absent pages; whatever goes out for them is accounted for."""
         if len(pages) == 0:
             return NO_IDS
-        placement = self.staging.place(pages, io_class, sources)
+        if self.staging.short_of(len(pages)):
+            self._observer.show_touches()
+            self.staging.line_up(len(pages) + _VICTIMS_AHEAD)
+        if plan is None:
+            placement = self.staging.place(pages, io_class)
+        else:
+            placement = self.staging.place(pages, io_class, plan.sources, plan.confidence)
         self._pushed_out[placement.evicted_pages] = io_class == IoClass.PREFETCH
         self._observer.prefetches_wasted(placement.wasted_pages, placement.wasted_sources)
         return placement.slots
@@ -290,11 +296,10 @@ class Core:
     # --- prediction ---
 
     def _hinted(self, event: Hinted, now_ns: int) -> list[Command]:
+        """Guess and read first; what can be learned from earlier demands waits for `Idle`."""
         hint = event.hint
-        self._observer.show_all()
         if isinstance(hint, PageHint):
             self.predictor.on_page_hint(hint)
-            self.staging.eviction.hinted(hint)
             self._hinted_ns = now_ns
             self._hint_driven = _HINT_DRIVEN_DEMANDS
         elif isinstance(hint, ChainHint):
@@ -303,10 +308,19 @@ class Core:
             self.predictor.on_done_hint(hint)
         else:
             assert_never(hint)
-        return self._plan(now_ns)
+        commands = self._plan(now_ns)
+        if isinstance(hint, PageHint):
+            self._observer.hinted(hint)
+        return [*commands, PlanSoon()]
+
+    def _idle(self, now_ns: int) -> list[Command]:
+        self._observer.show_all()
+        commands = [] if self._hint_driven else self._plan(now_ns)
+        if self.staging.short_of(_VICTIMS_AHEAD):
+            self.staging.line_up(2 * _VICTIMS_AHEAD)
+        return commands
 
     def _plan(self, now_ns: int) -> list[Command]:
-        self._observer.show_all()
         guess = self.predictor.predict(now_ns, self.limits.candidates)
         if len(guess.keep) or self.staging.kept.any():
             self.staging.keep(guess.keep)
@@ -316,16 +330,15 @@ class Core:
     def _issue(self, now_ns: int) -> list[Command]:
         """Start what the plan still holds, unless a demand waits, as far as the depth allows."""
         room = self.limits.prefetch_depth - self._prefetching
-        pages, sources = self._pending.pages, self._pending.sources
-        if room <= 0 or len(pages) == 0 or self._demands.waiting:
+        if room <= 0 or len(self._pending.pages) == 0 or self._demands.waiting:
             return []
-        self._pending = Plan(pages[room:], sources[room:])
-        pages, sources = pages[:room], sources[:room]
-        absent = self.staging.slot_of[pages] < 0
-        pages = pages[absent]
-        slots = self._take_slots(pages, IoClass.PREFETCH, sources[absent])
+        plan, self._pending = self._pending.split(room)
+        absent = self.staging.slot_of[plan.pages] < 0
+        if not absent.all():
+            plan = Plan(plan.pages[absent], plan.sources[absent], plan.confidence[absent])
+        slots = self._take_slots(plan.pages, IoClass.PREFETCH, plan)
         if len(slots) == 0:
             return []
         self._prefetching += len(slots)
         self.counters.prefetch_reads += len(slots)
-        return [self._read(pages[: len(slots)], slots, IoClass.PREFETCH, now_ns)]
+        return [self._read(plan.pages[: len(slots)], slots, IoClass.PREFETCH, now_ns)]

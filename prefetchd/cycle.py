@@ -18,7 +18,7 @@ from prefetchd.policy import Eviction
 
 UNHINTED_CHANCE = 0.5
 """What a prefetched page is held for until its layer's turn, when no hint speaks of it."""
-WAIT_WEIGHT = 0.4
+WAIT_WEIGHT = 0.25
 """How much a whole step's wait takes from a page's worth: 1 / (1 + weight x steps)."""
 LOSS_SHARE = 0.25
 """Of the pages pushed out by a prefetch, the share not fetched back in time before their demand."""
@@ -42,7 +42,7 @@ class Cycle(Eviction):
         self._promised: list[Ids] = [NO_IDS] * layers
         self._rank = np.zeros(geometry.pages, np.float32)  # of what is demanded in this turn
         self._ranked = NO_IDS
-        self._announced = False  # whether this caller tells of demands before it serves them
+        self._told = False  # of the demand that is being served, before its `touched`
         # discount[now, layer]: 1 for the layer that comes next, least for one a whole step away.
         turns = np.arange(layers)
         wait = (turns[None, :] - turns[:, None] - 1) % layers / layers
@@ -50,8 +50,8 @@ class Cycle(Eviction):
         self._discount[:, :layers] = 1.0 / (1.0 + WAIT_WEIGHT * wait)
 
     def demanded(self, pages: Ids, scores: Scores | None) -> None:
-        self._announced = True
         self._demand(pages, scores)
+        self._told = True
 
     def inserted(self, slots: Slots, pages: Ids, *, prefetched: bool) -> None:
         self._slot_of[pages] = slots
@@ -62,13 +62,15 @@ class Cycle(Eviction):
             promise[promise == 0.0] = UNHINTED_CHANCE
             self._chance[slots] = np.maximum(self._history.chance(pages), promise)
         else:
-            if not self._announced:
+            if not self._told:
                 self._demand(pages, None)
+                self._told = True
             self._chance[slots] = self._history.chance(pages, self._rank[pages])
 
     def touched(self, slots: Slots, pages: Ids, scores: Scores | None) -> None:
-        if not self._announced:
+        if not (self._told and self._history.used_this_turn(pages).all()):
             self._demand(pages, scores)
+        self._told = False
 
     def removed(self, slots: Slots, pages: Ids) -> None:
         self._slot_of[pages] = -1
@@ -79,6 +81,8 @@ class Cycle(Eviction):
     def hinted(self, hint: PageHint) -> None:
         inside = (hint.pages >= 0) & (hint.pages < self.geometry.pages)
         hinted, scores = hint.pages[inside], hint.scores[inside]
+        if self._history.layer >= 0:
+            self._hints.learn(self._history.layer)  # here, and not while a demand waits
         for layer, mine in by_layer(hinted, self.geometry):
             pages = hinted[mine]
             self._promise[self._promised[layer]] = 0.0
@@ -117,8 +121,6 @@ class Cycle(Eviction):
         """Pages of one layer are demanded, in a new turn of it or in the one that is on."""
         history = self._history
         if layer != history.layer or self.geometry.layers == 1:
-            if history.layer >= 0:
-                self._hints.learn(history.layer)
             history.turn_to(layer)
             self._rank[self._ranked] = 0.0
             self._ranked = pages

@@ -26,13 +26,12 @@ class HintOdds:
     def __init__(self, geometry: Geometry, history: UseHistory) -> None:
         self._history = history
         self._odds = Odds(START, PRIOR_SAMPLES)
-        self._pending: list[tuple[Ids, Features] | None] = [None] * geometry.layers
+        self._pending: list[tuple[int, Ids, Features] | None] = [None] * geometry.layers
 
     def chance(self, pages: Ids, scores: Scores, layer: int) -> Scores:
         """The chance (0..1, float32) that pages of `layer` are demanded at its next turn.
 
-        Remembered until `learn` is told that the turn is over; a later hint for the same layer
-        replaces an earlier one.
+        Remembered for `learn`; a later hint for the same layer replaces an earlier one.
         """
         features = np.ones((len(pages), 3))
         ranks = np.empty(len(pages))
@@ -40,14 +39,17 @@ class HintOdds:
         expected = self._history.demand(layer) or 0.5 * len(pages)
         features[:, 1] = np.minimum(ranks / expected, RANK_MAX)
         features[:, 2] = self._history.log_odds(pages)
-        self._pending[layer] = (pages, features)
+        self._pending[layer] = (self._history.turns(layer), pages, features)
         return self._odds.chance(features)
 
     def learn(self, layer: int) -> None:
-        """The turn of `layer` is over: compare its hint with what was demanded."""
+        """Compare the hint for the turn that `layer` had with what was demanded, if there is one.
+
+        May be called at any time after that turn and before the layer's next.
+        """
         pending = self._pending[layer]
-        if pending is None:
+        if pending is None or pending[0] == self._history.turns(layer):
             return
         self._pending[layer] = None
-        pages, features = pending
+        _, pages, features = pending
         self._odds.learn(features, self._history.used_this_turn(pages))

@@ -23,11 +23,11 @@ HEAT_LAYERS = 5.0
 
 # The estimate is a logistic sum, fitted once on recorded decode attention; weights that were fitted
 # on one text served the other equally well, so they are kept few and round.
-BIAS = -3.5
-USE_WEIGHTS = (0.2, 3.5, 1.3)
-HEAT_WEIGHT = 1.3
-NEIGHBOUR_WEIGHT = 0.4
-RANK_WEIGHT = 2.1
+BIAS = -4.0
+USE_WEIGHTS = (0.4, 3.6, 1.1)
+HEAT_WEIGHT = 1.4
+NEIGHBOUR_WEIGHT = 0.3
+RANK_WEIGHT = 2.4
 PLAIN_RANK = 0.4
 """The rank of a demanded page whose scores the engine did not give."""
 
@@ -101,6 +101,10 @@ class UseHistory:
         layers = self.geometry.layers
         turns: NDArray[np.int32] = self._turns[pages % layers] - self._turn[pages + layers]
         return turns
+
+    def turns(self, layer: int) -> int:
+        """How many turns the layer has had, the one that is on included."""
+        return int(self._turns[layer])
 
     def demand(self, layer: int) -> int:
         """How many pages the layer demanded in its latest turn, so far."""

@@ -10,7 +10,7 @@ from collections import deque
 import numpy as np
 
 from prefetchd.counters import Counters
-from prefetchd.model import Access, Codes, Feedback, Ids, Slots, Verdict
+from prefetchd.model import Access, Codes, Feedback, Ids, PageHint, Slots, Verdict
 from prefetchd.planner import Planner
 from prefetchd.predictor import Predictor
 from prefetchd.staging import Staging
@@ -25,7 +25,7 @@ class Observer:
         self._predictor = predictor
         self._planner = planner
         self._accesses: deque[Access] = deque(maxlen=_ACCESSES_MAX)
-        self._touches: list[tuple[Slots, Access]] = []
+        self._touches: list[tuple[Slots, Access] | PageHint] = []
 
     def demanded(self, slots: Slots, access: Access) -> None:
         self.counters.count_outcomes(access.outcomes)
@@ -33,6 +33,10 @@ class Observer:
         self._accesses.append(access)
         if len(self._touches) > _ACCESSES_MAX:
             self.show_touches()
+
+    def hinted(self, hint: PageHint) -> None:
+        """Shown to the eviction policy in turn with the demands around it."""
+        self._touches.append(hint)
 
     def show_all(self) -> None:
         """Let the policies learn from every demand they have not seen."""
@@ -43,7 +47,13 @@ class Observer:
     def show_touches(self) -> None:
         """Show demands to the eviction policy, as far as their pages are still in their slots."""
         touches, self._touches = self._touches, []
-        for slots, access in touches:
+        for told in touches:
+            if isinstance(told, PageHint):
+                self._staging.eviction.hinted(told)
+                continue
+            slots, access = told
+            self._staging.eviction.demanded(access.pages, access.scores)
+            self._staging.tell_inserted()
             placed = slots >= 0
             here = placed & (self._staging.page_of[np.where(placed, slots, 0)] == access.pages)
             if here.all():

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from prefetchd.model import NO_IDS, Codes, Feedback, Ids, Mask, Scores, Verdict
 from prefetchd.predictor import Guess
 
-NO_SOURCES: Codes = np.empty(0, np.uint8)
 _SOURCES_MAX = 256
 _FIT_DECAY = 0.98
 _LEAD_DECAY = 0.9
@@ -38,10 +37,20 @@ class PlannerLimits:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Pages to prefetch, best first, none resident or in flight, and the source of each."""
+    """Pages to prefetch, best first, none resident or in flight; each one's source and the
+    chance (0..1) that it is wanted."""
 
     pages: Ids
     sources: Codes
+    confidence: Scores
+
+    def split(self, count: int) -> tuple[Plan, Plan]:
+        """The first `count` pages, and the rest."""
+        head = Plan(self.pages[:count], self.sources[:count], self.confidence[:count])
+        return head, Plan(self.pages[count:], self.sources[count:], self.confidence[count:])
+
+
+NO_PLAN = Plan(NO_IDS, np.empty(0, np.uint8), np.empty(0, np.float32))
 
 
 class Planner:
@@ -53,6 +62,7 @@ class Planner:
         self._allowance_at_ns: int | None = None
         self._verdicts = np.zeros((_SOURCES_MAX, len(Verdict)))
         self._probes = np.zeros(_SOURCES_MAX, np.int64)
+        self._first = np.zeros(0, np.int32)  # scratch, by page
 
     # --- what has been measured ---
 
@@ -121,27 +131,34 @@ class Planner:
         pages = guess.pages[: self.limits.candidates_max]
         budget = self.budget()
         if len(pages) == 0 or budget <= 0:
-            return Plan(NO_IDS, NO_SOURCES)
+            return NO_PLAN
         places = self._absent(pages, slot_of)
-        places = places[self._allowed(places, guess.confidence, guess.sources)][:budget]
+        places = places[self._allowed(places, guess.sources)][:budget]
         chosen: Ids = pages[places]
         sources = self._sources(places, guess.sources)
-        return Plan(chosen, sources)
+        if guess.confidence is None:
+            return Plan(chosen, sources, self.precision()[sources].astype(np.float32))
+        return Plan(chosen, sources, guess.confidence[places])
 
     def _absent(self, pages: Ids, slot_of: NDArray[np.int32]) -> Ids:
         """Places in `pages` of pages in range and absent, each page once, order kept."""
-        inside = (pages >= 0) & (pages < len(slot_of))
-        absent = inside & (slot_of[np.where(inside, pages, 0)] < 0)
-        places = np.flatnonzero(absent)
-        _, first = np.unique(pages[places], return_index=True)
-        first.sort()
-        kept: Ids = places[first]
+        if pages.min() < 0 or pages.max() >= len(slot_of):
+            places = np.flatnonzero((pages >= 0) & (pages < len(slot_of)))
+            places = places[slot_of[pages[places]] < 0]
+        else:
+            places = np.flatnonzero(slot_of[pages] < 0)
+        if len(self._first) < len(slot_of):
+            self._first = np.zeros(len(slot_of), np.int32)
+        # Written backwards, so that the first of several places of a page is the one that stays.
+        absent = pages[places]
+        self._first[absent[::-1]] = places[::-1]
+        kept: Ids = places[self._first[absent] == places]
         return kept
 
     def _sources(self, places: Ids, sources: Codes | None) -> Codes:
         return np.zeros(len(places), np.uint8) if sources is None else sources[places]
 
-    def _allowed(self, places: Ids, confidence: Scores | None, sources: Codes | None) -> Mask:
+    def _allowed(self, places: Ids, sources: Codes | None) -> Mask:
         """Drop sources that have proved useless, but for one probe in sixteen plans."""
         source = self._sources(places, sources)
         allowed: Mask = self.precision()[source] >= self.limits.precision_floor

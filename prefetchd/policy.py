@@ -3,9 +3,9 @@
 A policy orders slots; it owns no bytes, pins nothing and reads no clock. The staging tells it in
 batches what came, what was demanded and what went, and asks for victims among the slots it allows.
 
-One demand is told in this order: `demanded`; `victims` and `removed` where room is needed;
-`inserted` with the pages that were absent and `prefetched=False`; then, once it is served,
-`touched` with all its pages that are here, those just inserted among them.
+One demand is told in this order: where room must be made for it, `demanded`, `victims` and
+`removed`; `inserted` with the pages that were absent and `prefetched=False`; then, once it is
+served, `touched` with all its pages that are here, those just inserted among them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ class Eviction:
         self.geometry = geometry
 
     def demanded(self, pages: Ids, scores: Scores | None) -> None:
-        """A demand begins: its pages, resident or not, before room is made (optional to use)."""
+        """A demand begins: all its pages, resident or not, before room is made for some of them.
+
+        May be left out where no room is needed, since `touched` follows (optional to use).
+        """
 
     def inserted(self, slots: Slots, pages: Ids, *, prefetched: bool) -> None:
         """Pages were given slots (their bytes may still be on the way)."""

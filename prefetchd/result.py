@@ -89,6 +89,7 @@ class Distribution(msgspec.Struct, frozen=True, kw_only=True):
 class Prefetch(msgspec.Struct, frozen=True, kw_only=True):
     """Prefetched pages by what became of them; the rest of `issued` was undecided at the end.
 
+    Counted from the first step, warm-up included: what was fetched in it may be used after it.
     `reads_per_needed` is pages read from the device, demand and prefetch, per page demanded.
     """
 

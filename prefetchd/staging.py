@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from prefetchd.eviction import Eviction
-from prefetchd.model import NO_IDS, Codes, Geometry, Ids, IoClass, Mask, Slots
+from prefetchd.model import NO_IDS, Codes, Geometry, Ids, IoClass, Mask, Scores, Slots
 
 FREE, READING, READY, ABANDONED = range(4)
 _KEPT_SHARE_MAX = 0.5  # of the slots: what a predictor may ask to hold
@@ -48,26 +48,50 @@ class Staging:
         self.kept = np.zeros(slots, np.bool_)
         self._free = np.arange(slots - 1, -1, -1, dtype=np.int64)  # a stack; lowest slot on top
         self._free_count = slots
+        self._queue: Slots = np.empty(0, np.int64)  # victims lined up, worst first
+        self._untold: list[Slots] = []  # filled by demands, not yet shown to the policy
 
     def evictable(self) -> Mask:
         """Slots whose page may be thrown out (bool, one a slot), held ones excluded."""
         allowed: Mask = (self.state == READY) & (self.pins == 0) & ~self.kept
         return allowed
 
-    def room(self) -> int:
-        """How many pages could be placed at the cost of clean pages."""
-        unpinned = (self.state == READY) & (self.pins == 0)
-        return self._free_count + int(np.count_nonzero(unpinned))
+    def short_of(self, pages: int) -> bool:
+        """Whether the free slots and the victims lined up are too few for so many pages."""
+        return pages > self._free_count + len(self._queue)
 
-    def place(self, pages: Ids, io_class: IoClass, sources: Codes | None = None) -> Placement:
+    def line_up(self, count: int) -> None:
+        """Choose up to `count` victims ahead of time, so that a demand need not."""
+        self.tell_inserted()
+        self._queue = self.eviction.victims(count, self.evictable())
+
+    def tell_inserted(self) -> None:
+        """Show the policy the pages that demands have brought; they were in a hurry."""
+        if self._untold:
+            slots = np.concatenate(self._untold)
+            self._untold = []
+            slots = slots[self.page_of[slots] >= 0]
+            self.eviction.inserted(slots, self.page_of[slots], prefetched=False)
+
+    def place(
+        self,
+        pages: Ids,
+        io_class: IoClass,
+        sources: Codes | None = None,
+        confidence: Scores | None = None,
+    ) -> Placement:
         """Give slots to absent, distinct `pages`, evicting as needed; as many as can be had.
 
-        Pages held for a predictor are thrown out only for a demand.
+        Takes free slots, then the victims lined up, then, for a demand only, pages held for a
+        predictor. With `confidence` (best first) only pages more likely to be wanted than what
+        would go out for them are placed.
         """
         lacking = len(pages) - self._free_count
         evicted, wasted, wasted_sources = NO_IDS, NO_IDS, np.empty(0, np.uint8)
         if lacking > 0:
             victims = self._victims(lacking, io_class)
+            if confidence is not None:
+                victims = self._worse(victims, confidence[self._free_count :])
             evicted = self.page_of[victims]
             unused = self.fresh[victims]
             wasted, wasted_sources = evicted[unused], self.source[victims[unused]]
@@ -75,26 +99,47 @@ class Staging:
         count = min(len(pages), self._free_count)
         slots = self._free[self._free_count - count : self._free_count][::-1].copy()
         self._free_count -= count
-        placed = pages[:count]
-        self.slot_of[placed] = slots
-        self.page_of[slots] = placed
+        self._fill(slots, pages[:count], io_class, None if sources is None else sources[:count])
+        return Placement(slots, evicted, wasted, wasted_sources)
+
+    def _fill(self, slots: Slots, pages: Ids, io_class: IoClass, sources: Codes | None) -> None:
+        if len(slots) == 0:
+            return
+        self.slot_of[pages] = slots
+        self.page_of[slots] = pages
         self.state[slots] = READING
         self.attempts[slots] = 0
         prefetched = io_class == IoClass.PREFETCH
         self.prefetched[slots] = prefetched
         self.fresh[slots] = prefetched
-        self.source[slots] = 0 if sources is None else sources[:count]
-        if count:
-            self.eviction.inserted(slots, placed, prefetched=prefetched)
-        return Placement(slots, evicted, wasted, wasted_sources)
+        self.source[slots] = 0 if sources is None else sources
+        if prefetched:
+            self.tell_inserted()
+            self.eviction.inserted(slots, pages, prefetched=True)
+        else:
+            self._untold.append(slots)
 
     def _victims(self, count: int, io_class: IoClass) -> Slots:
-        victims = self.eviction.victims(count, self.evictable())
+        queue = self._queue
+        good = (self.state[queue] == READY) & (self.pins[queue] == 0) & ~self.kept[queue]
+        places = np.flatnonzero(good)[:count]
+        victims: Slots = queue[places]
+        self._queue = queue[places[-1] + 1 :] if len(places) else queue[:0]
         if len(victims) < count and io_class == IoClass.DEMAND:
-            held: Mask = (self.state == READY) & (self.pins == 0) & self.kept
+            self.tell_inserted()
+            held: Mask = (self.state == READY) & (self.pins == 0)
+            held[victims] = False
             more = self.eviction.victims(count - len(victims), held)
             victims = np.concatenate([victims, more])
         return victims
+
+    def _worse(self, victims: Slots, confidence: Scores) -> Slots:
+        """The first of `victims` (worst first) that are worth less than what would replace them."""
+        worth = self.eviction.worth(victims)
+        if worth is None:
+            return victims
+        better = confidence[: len(victims)] > worth
+        return victims if better.all() else victims[: int(np.argmin(better))]
 
     def free(self, slots: Slots) -> None:
         """Empty slots and return them to the free ones. Nobody may own them."""
@@ -111,6 +156,7 @@ class Staging:
         if not held.all():
             slots, pages = slots[held], pages[held]
         if len(slots):
+            self.tell_inserted()
             self.eviction.removed(slots, pages)
             self.slot_of[pages] = -1
             self.page_of[slots] = -1

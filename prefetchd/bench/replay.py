@@ -10,19 +10,21 @@ after idling: only figures of one replay may be compared, by medians and ratios.
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from prefetchd import metrics, store
+from prefetchd import metrics, registry, store
 from prefetchd.assembly import DeviceFactory, GpuFactory, Options, PredictorFactory
 from prefetchd.bench.content import block_names, block_pages
-from prefetchd.bench.decode import Pace, Sums, run_decode
+from prefetchd.bench.decode import Log, Pace, run_decode
 from prefetchd.bench.disk import cached_share, read_counter
+from prefetchd.bench.figures import client_bound, run_figures
+from prefetchd.core import CoreLimits
+from prefetchd.eviction import EVICTIONS
 from prefetchd.lab.workload import Workload
 from prefetchd.layout import Layout, uniform
 from prefetchd.predictors.oracle import Oracle
@@ -30,6 +32,7 @@ from prefetchd.runtime import Runtime, open_runtime
 
 CONTROLS = ("resident", "none", "cold", "oracle")
 _PRELOAD_PAGES = 1024
+_WRITING_SLOTS = 16  # of staging, while the store is written and nothing is read
 
 
 class ReplayError(Exception):
@@ -55,6 +58,8 @@ class ReplaySettings:
     warmup_steps: int = 16
     idle_s: float = 0.5
     seed: int = 1
+    demand_timeout_s: float = 10.0
+    core: CoreLimits = field(default_factory=CoreLimits)
 
 
 @dataclass(slots=True)
@@ -113,9 +118,12 @@ def prepare_store(
     names = block_names(workload.geometry.blocks, settings.seed)
     if not store.exists(directory):
         store.create(directory, layout, workload.geometry.blocks, fill=False)
-    options = Options(device=settings.device, predictor="none", evict="lru", staging_bytes=1 << 20)
-    slot_bytes = layout.slot_bytes(4096)
-    options = replace(options, staging_bytes=max(1, 16) * slot_bytes)
+    options = Options(
+        device=settings.device,
+        predictor="none",
+        evict="lru",
+        staging_bytes=_WRITING_SLOTS * _slot_bytes(directory, layout),
+    )
     with open_runtime(directory, layout, options=options) as runtime:
         if len(runtime.lookup(names)) == len(names):
             return
@@ -130,6 +138,14 @@ def prepare_store(
             raise ReplayError(f"the store in {directory} could not be written: {failed[0]}")
 
 
+def _slot_bytes(directory: Path, layout: Layout) -> int:
+    """Bytes of a page with its padding: the store's alignment decides, not this process."""
+    opened = store.open_store(directory, layout)
+    slot_bytes = opened.superblock.slot_bytes
+    opened.release()
+    return slot_bytes
+
+
 def _layout(workload: Workload, settings: ReplaySettings) -> Layout:
     return uniform(workload.geometry.layers, settings.page_bytes, name="replay")
 
@@ -140,20 +156,31 @@ def replay_decode(
     """Run everything and say how it went. Raises ReplayError, StoreError, WrongBytes ..."""
     report = report or Report()
     plans = _plans(workload, settings)
-    sums: dict[str, list[Sums]] = {plan.name: [] for plan in plans}
+    logs: dict[str, list[Log]] = {plan.name: [] for plan in plans}
     seen = _Seen()
     for number in range(settings.rounds):
         # Every other round runs backwards, so that no run is always first after the pause.
         for plan in plans if number % 2 == 0 else reversed(plans):
             report.say(f"round {number + 1}: {plan.name}")
             time.sleep(settings.idle_s)
-            sums[plan.name].append(_one(directory, workload, settings, plan, seen, report))
-    runs = [_run(plan, sums[plan.name], settings) for plan in plans]
+            logs[plan.name].append(_one(directory, workload, settings, plan, seen, report))
+    runs = [
+        run_figures(
+            plan.name,
+            control=plan.control,
+            evict=plan.evict,
+            rounds=logs[plan.name],
+            page_bytes=settings.page_bytes,
+            seed=settings.seed,
+        )
+        for plan in plans
+    ]
+    bound = [client_bound(name, rounds) for name, rounds in logs.items()]
     return metrics.Result(
         device=_device(seen),
         settings=_settings(workload, settings),
         runs=metrics.relate(runs),
-        notes=_verdicts(sums),
+        notes=[words for words in bound if words],
     )
 
 
@@ -166,9 +193,7 @@ def _plans(workload: Workload, settings: ReplaySettings) -> list[_Plan]:
         "cold": _Plan("cold", True, "lru", "none", 2 * workload.widest),
         "oracle": _Plan("oracle", True, settings.evict, partial(Oracle, future=future), slots),
     }
-    unknown = [name for name in settings.controls if name not in controls]
-    if unknown:
-        raise ReplayError(f"no control is called {unknown[0]!r}; there are {', '.join(CONTROLS)}")
+    _check_names(settings)
     plans = [controls[name] for name in CONTROLS if name in settings.controls]
     for name in settings.predictors:
         known = {plan.name for plan in plans}
@@ -180,6 +205,18 @@ def _plans(workload: Workload, settings: ReplaySettings) -> list[_Plan]:
     return plans
 
 
+def _check_names(settings: ReplaySettings) -> None:
+    """Now, and not after the runs that come first."""
+    unknown = [name for name in settings.controls if name not in CONTROLS]
+    if unknown:
+        raise ReplayError(f"no control is called {unknown[0]!r}; there are {', '.join(CONTROLS)}")
+    if settings.evict not in EVICTIONS:
+        known = ", ".join(EVICTIONS)
+        raise ReplayError(f"no eviction is called {settings.evict!r}; there are {known}")
+    for name in settings.predictors:
+        registry.predictor_class(name)
+
+
 def _one(
     directory: Path,
     workload: Workload,
@@ -187,25 +224,27 @@ def _one(
     plan: _Plan,
     seen: _Seen,
     report: Report,
-) -> Sums:
+) -> Log:
     layout = _layout(workload, settings)
     options = Options(
-        staging_bytes=plan.slots * layout.slot_bytes(4096),
+        staging_bytes=plan.slots * _slot_bytes(directory, layout),
         device=settings.device,
         gpu=settings.gpu,
         predictor=plan.predictor,
         evict=plan.evict,
         depth=settings.depth,
+        demand_timeout_s=settings.demand_timeout_s,
+        core=settings.core,
     )
     pace = Pace(int(settings.layer_us * 1000), settings.hints, settings.warmup_steps)
     with open_runtime(directory, layout, options=options) as runtime:
         _check_blocks(runtime, workload, settings.seed)
         if plan.name == "resident":
-            _preload(runtime)
-        before = read_counter(runtime.medium)
-        sums = run_decode(runtime, workload, pace, settings.seed, report.steps)
-        _note(seen, runtime, before, read_counter(runtime.medium))
-    return sums
+            _preload(runtime, workload.geometry.pages)
+        asked, moved = runtime.stats().bytes_read, read_counter(runtime.medium)
+        log = run_decode(runtime, workload, pace, report.steps)
+        _note(seen, runtime, asked, moved)
+    return log
 
 
 def _check_blocks(runtime: Runtime, workload: Workload, seed: int) -> None:
@@ -214,26 +253,26 @@ def _check_blocks(runtime: Runtime, workload: Workload, seed: int) -> None:
         raise ReplayError("the store does not hold this trace's blocks; use a new folder")
 
 
-def _preload(runtime: Runtime) -> None:
-    pages = np.arange(runtime.geometry.pages, dtype=np.int64)
-    for first in range(0, len(pages), _PRELOAD_PAGES):
+def _preload(runtime: Runtime, count: int) -> None:
+    pages = np.arange(count, dtype=np.int64)
+    for first in range(0, count, _PRELOAD_PAGES):
         with runtime.demand(pages[first : first + _PRELOAD_PAGES]) as ticket:
             if ticket.missing.any():
                 raise ReplayError("the store could not be read whole for the resident control")
 
 
-def _note(seen: _Seen, runtime: Runtime, before: int | None, after: int | None) -> None:
-    stats = runtime.stats()
+def _note(seen: _Seen, runtime: Runtime, asked_before: int, moved_before: int | None) -> None:
+    stats, medium = runtime.stats(), runtime.medium
+    moved = read_counter(medium)
     seen.device, seen.engine, seen.gpu = stats.device, stats.engine, stats.gpu
-    seen.file_system, seen.is_ram = runtime.medium.file_system, runtime.medium.is_ram
+    seen.file_system = medium.file_system
+    seen.is_ram = medium.is_ram or medium.file_system == "none"
     seen.notes += [note for note in stats.notes if note not in seen.notes]
-    if runtime.medium.file_system == "none":
-        seen.is_ram = True
-    seen.asked_bytes += stats.bytes_read
-    if before is None or after is None or seen.medium_bytes is None:
+    seen.asked_bytes += stats.bytes_read - asked_before
+    if moved is None or moved_before is None or seen.medium_bytes is None:
         seen.medium_bytes = None
     else:
-        seen.medium_bytes += after - before
+        seen.medium_bytes += moved - moved_before
 
 
 def _device(seen: _Seen) -> metrics.Device:
@@ -278,108 +317,3 @@ def _settings(workload: Workload, settings: ReplaySettings) -> metrics.Settings:
         seed=settings.seed,
         more={"idle_s": settings.idle_s},
     )
-
-
-def _verdicts(sums: dict[str, list[Sums]]) -> list[str]:
-    """CLIENT-BOUND (F6): the processor, not the drive, set the pace of a run."""
-    notes = []
-    for name, rounds in sums.items():
-        wall = sum(sum(s.step_ns[-len(s.stall_ns) // max(1, len(s.layer_miss)) :]) for s in rounds)
-        busy = sum(s.cpu_ns for s in rounds)
-        if wall and busy > 0.9 * wall:
-            notes.append(
-                f"CLIENT-BOUND: run {name} used {busy / wall:.1f} processors all the time; its "
-                "figures say more of this host than of the drive"
-            )
-    return notes
-
-
-def _run(plan: _Plan, rounds: Sequence[Sums], settings: ReplaySettings) -> metrics.Run:
-    warmup = settings.warmup_steps
-    tpots = [float(np.mean(sums.step_ns[warmup:])) / 1e6 for sums in rounds]
-    counts = [int(n) for n in np.sum([sums.outcomes for sums in rounds], axis=0)]
-    outcomes = metrics.Outcomes(
-        retained=counts[0], timely=counts[1], late=counts[2], miss=counts[3]
-    )
-    stall_us = np.concatenate([sums.stall_ns for sums in rounds]) / 1e3
-    latencies = [sums.latency_ns / max(1, sums.pages) / 1e3 for sums in rounds]
-    pages = sum(sums.pages for sums in rounds)
-    far_pages = sum(sums.far_pages for sums in rounds)
-    rates = metrics.rates(outcomes)
-    middle = rounds[metrics.median_round(tpots)]
-    return metrics.Run(
-        name=plan.name,
-        control=plan.control,
-        evict=plan.evict,
-        outcomes=outcomes,
-        tpot_ms=float(np.median(tpots)),
-        tpot_ms_rounds=tpots,
-        hit_rate=rates["hit_rate"],
-        miss_rate=rates["miss_rate"],
-        late_rate=rates["late_rate"],
-        stalled_share=float(np.mean(stall_us > 0)) if len(stall_us) else None,
-        effective_latency_us=metrics.median(latencies),
-        stall_us=metrics.distribution(stall_us),
-        prefetch=_prefetch(outcomes, rounds, settings.page_bytes),
-        device_bytes=sum(_grown(sums, "bytes_read") for sums in rounds),
-        achieved_depth=metrics.median([s.after.achieved_depth for s in rounds if s.after]),
-        decision_us=_decisions(rounds),
-        cpu_us_per_page=metrics.ratio(sum(s.cpu_ns for s in rounds) / 1e3, float(pages)),
-        step_ms=[ns / 1e6 for ns in middle.step_ns],
-        stall_ccdf=metrics.ccdf(stall_us),
-        per_layer=metrics.PerLayer(
-            miss=np.sum([s.layer_miss for s in rounds], axis=0).tolist(),
-            late=np.sum([s.layer_late for s in rounds], axis=0).tolist(),
-        ),
-        far=metrics.Far(
-            pages=far_pages,
-            miss_rate=metrics.ratio(float(sum(s.far_misses for s in rounds)), float(far_pages)),
-        ),
-        failures=_failures(rounds),
-        verified_pages=sum(sums.verified for sums in rounds),
-    )
-
-
-def _grown(sums: Sums, name: str) -> int:
-    assert sums.before is not None
-    assert sums.after is not None
-    return int(getattr(sums.after, name)) - int(getattr(sums.before, name))
-
-
-def _prefetch(
-    outcomes: metrics.Outcomes, rounds: Sequence[Sums], page_bytes: int
-) -> metrics.Prefetch:
-    grown: Counter[str] = Counter()
-    reads = 0
-    for sums in rounds:
-        assert sums.before is not None
-        assert sums.after is not None
-        for name, value in sums.after.prefetch.items():
-            grown[name] += value - sums.before.prefetch[name]
-        reads += sums.after.pages_read - sums.before.pages_read
-    return metrics.prefetch_figures(
-        outcomes,
-        issued=grown["issued"],
-        useful=grown["useful"],
-        late=grown["late"],
-        wasted=grown["wasted"],
-        pollution=grown["pollution"],
-        page_bytes=page_bytes,
-        pages_read=reads,
-    )
-
-
-def _decisions(rounds: Sequence[Sums]) -> metrics.Distribution:
-    return metrics.distribution(
-        np.concatenate([s.after.decision_ns for s in rounds if s.after]) / 1e3
-    )
-
-
-def _failures(rounds: Sequence[Sums]) -> dict[str, int]:
-    failures: Counter[str] = Counter()
-    for sums in rounds:
-        if sums.after:
-            failures.update(sums.after.failures)
-        if sums.missing:
-            failures["pages that could not be had"] += sums.missing
-    return dict(failures)

@@ -39,7 +39,7 @@ new page of a block that all layers use."""
 LEARN_DEMANDS = 7
 """It learns from one demand in so many; a prime, so that every layer gets its share."""
 PRIOR_SAMPLES = 200.0
-PRECISION_ENOUGH = 0.05
+PRECISION_ENOUGH = (0.05, 0.12)
 """A source right less often than this has its confidence cut in proportion. Even good hints are
 right only once in eight where staging is roomy, as most of what they say is there already."""
 START_RIGHT = 4.0
@@ -122,7 +122,7 @@ class Attention(Predictor):
 
     def _guess(self, pages: Ids, chance: Scores, source: int, limit: int) -> Guess:
         precision = self._right[source] / self._ended[source]
-        trust = min(1.0, precision / PRECISION_ENOUGH)
+        trust = min(1.0, precision / PRECISION_ENOUGH[source])
         order = np.argsort(-chance, kind="stable")
         likely = int(np.count_nonzero(chance * trust >= FLOORS[source]))
         if likely == 0 and self._demands % TRIAL_DEMANDS == 0:

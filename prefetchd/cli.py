@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import logging
 import sys
+import traceback
+from collections.abc import Sequence
 
 import typer
 from rich.console import Console
@@ -24,10 +26,11 @@ from prefetchd.bench.ring import BenchError
 from prefetchd.device import DeviceError
 from prefetchd.engine import EngineError
 from prefetchd.gpu import GpuError
+from prefetchd.hostinfo import errno_name
 from prefetchd.lab.attention import TraceError
 from prefetchd.layout import LayoutError
 from prefetchd.layout_command import show_layout
-from prefetchd.registry import RegistryError
+from prefetchd.registry import PLUGIN_PREFIX, RegistryError
 from prefetchd.store import StoreError
 
 app = typer.Typer(
@@ -52,29 +55,51 @@ def _options(
     if version:
         typer.echo(__version__)
         raise typer.Exit
-    level = logging.INFO if verbose else logging.ERROR
+    # Whatever ends a command is told once, by `main`.
+    level = logging.INFO if verbose else logging.CRITICAL
     logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
 
 
-def _complain(error: BaseException) -> None:
-    Console(stderr=True, soft_wrap=True, highlight=False).print("error:", str(error), markup=False)
+def _complain(words: object) -> None:
+    Console(stderr=True, soft_wrap=True, highlight=False).print("error:", str(words), markup=False)
 
 
-def main() -> None:
+def _plugin_fault(error: BaseException) -> str | None:
+    """If the error arose in a file that was named on the command line: which, where and what."""
+    cause = error.__cause__ if isinstance(error, EngineError) and error.__cause__ else error
+    for frame, line in reversed(list(traceback.walk_tb(cause.__traceback__))):
+        if str(frame.f_globals.get("__name__", "")).startswith(PLUGIN_PREFIX):
+            place = f"{frame.f_code.co_filename}, line {line}"
+            return f"{place}, in {frame.f_code.co_name}: {type(cause).__name__}: {cause}"
+    return None
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; errors end in one line on stderr and an exit code."""
     try:
-        app()
-    except _BAD_INPUT as error:
-        _complain(error)
-        sys.exit(2)
-    except _CANNOT as error:
-        _complain(error)
-        sys.exit(3)
-    except WrongBytes as error:
-        _complain(error)
-        sys.exit(4)
-    except KeyboardInterrupt:
-        sys.exit(130)
+        app(arguments)
+    except Exception as error:
+        code, words = _judged(error)
+        if code is None:
+            raise  # a fault of ours: whoever reports it needs to see where it arose
+        _complain(words)
+        sys.exit(code)
+
+
+def _judged(error: Exception) -> tuple[int | None, object]:
+    """The exit code, or None for what nobody foresaw, and what to say."""
+    if isinstance(error, WrongBytes):
+        return 4, error
+    if fault := _plugin_fault(error):
+        return 2, fault
+    if isinstance(error, _CANNOT):
+        return 3, error
+    if isinstance(error, _BAD_INPUT):
+        return 2, error
+    if isinstance(error, OSError) and error.errno:
+        where = f"{error.filename}: " if error.filename else ""
+        return 3, f"{where}{errno_name(error.errno)}"
+    return None, error
 
 
 if __name__ == "__main__":

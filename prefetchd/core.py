@@ -16,8 +16,9 @@ could not be had has slot -1: a failure is a miss, never wrong bytes.
 
 *Prefetch.* A hint is turned into reads at once. Demands reach the predictor and the eviction
 policy later, when nothing urgent waits (`Idle`), in the order they came: neither a demand nor a
-hint pays for learning, and victims are chosen ahead of time. A new plan replaces what is left of
-the old one, so a queued prefetch never outlives its reason. Demands keep a reserve of the device's depth.
+hint pays for learning. Then, too, the reserve of free slots is made good that only demands may
+take. A new plan replaces what is left of the old one, so a queued prefetch never outlives its
+reason, and none is started while a demand waits.
 
 *Failure.* A demanded read that fails is retried once, then answered as a miss. A read that does
 not end in time is abandoned: its page is forgotten, and its slot stays the device's until the
@@ -62,9 +63,8 @@ from prefetchd.model import (
 from prefetchd.observer import Observer
 from prefetchd.planner import NO_PLAN, Plan, Planner
 from prefetchd.predictor import Predictor
-from prefetchd.staging import ABANDONED, READING, READY, Staging
+from prefetchd.staging import ABANDONED, READING, READY, Evicted, Staging
 
-_VICTIMS_AHEAD = 32  # chosen while nothing is urgent, so that a demand need not choose
 _HINT_DRIVEN_DEMANDS = 8  # for so many demands after a hint, planning waits for the next hint
 
 
@@ -175,6 +175,7 @@ class Core:
         demand.outcomes[absent] = Outcome.MISS
         demand.slots[absent] = UNPLACED
         self.counters.pollution += int(np.count_nonzero(self._pushed_out[demand.pages[absent]]))
+        self._pushed_out[demand.pages[absent]] = False
         return self._place(demand, now_ns)
 
     def _place(self, demand: Demand, now_ns: int) -> list[Command]:
@@ -198,16 +199,19 @@ class Core:
         """Slots for a prefix of absent pages; whatever goes out for them is accounted for."""
         if len(pages) == 0:
             return NO_IDS
-        if self.staging.short_of(len(pages)):
+        if self.staging.short_of(len(pages) + self.staging.reserve):
             self._observer.show_touches()
-            self.staging.line_up(len(pages) + _VICTIMS_AHEAD)
+            self.staging.line_up(2 * len(pages) + self.staging.reserve)
         if plan is None:
-            placement = self.staging.place(pages, io_class)
+            slots, evicted = self.staging.place(pages, io_class)
         else:
-            placement = self.staging.place(pages, io_class, plan.sources, plan.confidence)
-        self._pushed_out[placement.evicted_pages] = io_class == IoClass.PREFETCH
-        self._observer.prefetches_wasted(placement.wasted_pages, placement.wasted_sources)
-        return placement.slots
+            slots, evicted = self.staging.place(pages, io_class, plan.sources, plan.confidence)
+        self._evicted(evicted, by_prefetch=io_class == IoClass.PREFETCH)
+        return slots
+
+    def _evicted(self, evicted: Evicted, *, by_prefetch: bool) -> None:
+        self._pushed_out[evicted.pages] = by_prefetch
+        self._observer.prefetches_wasted(evicted.wasted, evicted.sources)
 
     def _read(self, pages: Ids, slots: Slots, io_class: IoClass, now_ns: int) -> Read:
         staging = self.staging
@@ -221,8 +225,9 @@ class Core:
         return Read(pages, slots, staging.generation[slots], io_class, deadline_ns)
 
     def _released(self, event: Released, now_ns: int) -> list[Command]:
-        self._demands.close(event.ticket)
-        return self._serve(now_ns) if self._demands.waiting else []
+        answer = self._demands.close(event.ticket)
+        commands: list[Command] = [] if answer is None else [answer]
+        return commands + self._serve(now_ns) if self._demands.waiting else commands
 
     # --- completions ---
 
@@ -240,7 +245,9 @@ class Core:
         if given_up.any():
             staging.free(slots[given_up])
             slots, verified = slots[~given_up], verified[~given_up]
-        self.planner.observe_reads(staging.ahead[slots], now_ns - staging.issued_ns[slots])
+        # Only what somebody waits for is noticed at once; other completions may have lain about.
+        awaited = slots[staging.pins[slots] > 0]
+        self.planner.observe_reads(staging.ahead[awaited], now_ns - staging.issued_ns[awaited])
         self._prefetching -= int(np.count_nonzero(staging.prefetched[slots]))
         staging.prefetched[slots] = False
         staging.state[slots[verified]] = READY
@@ -289,7 +296,7 @@ class Core:
             staging.abandon(over)
             commands = [Cancel(over), *self._serve(now_ns)]
         answers = self._demands.expire(now_ns)
-        self.counters.expired += len(answers)
+        self.counters.expired += sum(int(np.count_nonzero(a.slots < 0)) for a in answers)
         self._sweep_ns = self._demands.next_deadline_ns(now_ns + timeout_ns // 4)
         return [*commands, *answers]
 
@@ -316,8 +323,7 @@ class Core:
     def _idle(self, now_ns: int) -> list[Command]:
         self._observer.show_all()
         commands = [] if self._hint_driven else self._plan(now_ns)
-        if self.staging.short_of(_VICTIMS_AHEAD):
-            self.staging.line_up(2 * _VICTIMS_AHEAD)
+        self._evicted(self.staging.replenish(), by_prefetch=False)
         return commands
 
     def _plan(self, now_ns: int) -> list[Command]:

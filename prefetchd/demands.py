@@ -60,13 +60,19 @@ class Demands:
         self._open[event.ticket] = demand
         return demand
 
-    def close(self, number: int) -> None:
-        """A reader is done: its pins go. Raises ValueError for an unknown number."""
+    def close(self, number: int) -> Ready | None:
+        """A reader is done: its pins go. If it still waited, this is its answer: nothing.
+
+        Raises ValueError for an unknown number.
+        """
         demand = self._open.pop(number, None)
         if demand is None:
             raise ValueError(f"ticket {number} is not open")
-        self.waiting.pop(number, None)
         self._staging.pins[demand.slots[demand.slots >= 0]] -= 1
+        if self.waiting.pop(number, None) is None:
+            return None
+        nothing = np.full(len(demand.slots), FAILED, np.int64)
+        return Ready(number, nothing, demand.outcomes, demand.waits_ns)
 
     def answer(self, demand: Demand) -> Ready:
         self.waiting.pop(demand.number, None)

@@ -13,7 +13,7 @@ from prefetchd.history import UseHistory
 from prefetchd.model import Geometry, Ids, Scores
 from prefetchd.odds import Features, Odds
 
-START = (3.5, -3.6, 0.63)
+START = (3.9, -3.6, 0.63)
 """Log odds: constant, per rank (1 = as many ranked above as the layer demands), per history."""
 RANK_MAX = 1.6
 """Beyond this rank the order of a hint says nothing more."""

@@ -31,7 +31,7 @@ class PlannerLimits:
     below it is cut to a trickle. `candidates_max`: guesses looked at per plan."""
 
     burst_pages: int = 16
-    precision_floor: float = 0.1
+    precision_floor: float = 0.02
     candidates_max: int = 4096
 
 
@@ -68,6 +68,8 @@ class Planner:
 
     def observe_reads(self, ahead: NDArray[np.int32], latency_ns: NDArray[np.int64]) -> None:
         """Reads ended: how many were in flight when each was issued (itself included)."""
+        if len(ahead) == 0:
+            return
         x, y = ahead.astype(np.float64), latency_ns.astype(np.float64)
         sums = np.array([len(x), x.sum(), y.sum(), x @ x, x @ y])
         self._fit = self._fit * _FIT_DECAY + sums

@@ -37,6 +37,8 @@ _FOLDERS: dict[Kind, str] = {
     "GPU device": "devices",
 }
 _Plugin = TypeVar("_Plugin")
+PLUGIN_PREFIX = "_prefetchd_"
+"""How the names of modules begin that were loaded from a file by its path."""
 
 
 class RegistryError(Exception):
@@ -135,7 +137,7 @@ def _module_of_file(kind: Kind, path: Path) -> ModuleType:
             f"or one of: {', '.join(names(kind))}"
         )
     place = zlib.crc32(os.fsencode(path.resolve()))
-    spec = importlib.util.spec_from_file_location(f"_prefetchd_{path.stem}_{place:08x}", path)
+    spec = importlib.util.spec_from_file_location(f"{PLUGIN_PREFIX}{path.stem}_{place:08x}", path)
     if spec is None or spec.loader is None:
         raise RegistryError(f"{path} cannot be a {kind}: its name must end in .py")
     module = importlib.util.module_from_spec(spec)

@@ -16,16 +16,20 @@ from prefetchd.model import NO_IDS, Codes, Geometry, Ids, IoClass, Mask, Scores,
 
 FREE, READING, READY, ABANDONED = range(4)
 _KEPT_SHARE_MAX = 0.5  # of the slots: what a predictor may ask to hold
+_RESERVE_MAX, _RESERVE_SHARE = 8, 1 / 64  # slots kept free for demands
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
-    """Slots given to pages (a prefix of those asked for), and what was thrown out for them."""
+class Evicted:
+    """Pages thrown out; of these the prefetched ones that nobody had asked for, and who guessed
+    them."""
 
-    slots: Slots
-    evicted_pages: Ids
-    wasted_pages: Ids
-    wasted_sources: Codes
+    pages: Ids
+    wasted: Ids
+    sources: Codes
+
+
+NONE_EVICTED = Evicted(NO_IDS, NO_IDS, np.empty(0, np.uint8))
 
 
 class Staging:
@@ -48,6 +52,7 @@ class Staging:
         self.kept = np.zeros(slots, np.bool_)
         self._free = np.arange(slots - 1, -1, -1, dtype=np.int64)  # a stack; lowest slot on top
         self._free_count = slots
+        self.reserve = min(_RESERVE_MAX, int(slots * _RESERVE_SHARE))
         self._queue: Slots = np.empty(0, np.int64)  # victims lined up, worst first
         self._untold: list[Slots] = []  # filled by demands, not yet shown to the policy
 
@@ -61,9 +66,17 @@ class Staging:
         return pages > self._free_count + len(self._queue)
 
     def line_up(self, count: int) -> None:
-        """Choose up to `count` victims ahead of time, so that a demand need not."""
+        """Choose up to `count` victims, worst first, for whoever needs a slot next."""
         self.tell_inserted()
         self._queue = self.eviction.victims(count, self.evictable())
+
+    def replenish(self) -> Evicted:
+        """Empty the worst slots until the reserve for demands is there again."""
+        lacking = self.reserve - self._free_count
+        if lacking <= 0:
+            return NONE_EVICTED
+        self.line_up(lacking + self.reserve)
+        return self._evict(self._victims(lacking, IoClass.PREFETCH))
 
     def tell_inserted(self) -> None:
         """Show the policy the pages that demands have brought; they were in a hurry."""
@@ -79,28 +92,35 @@ class Staging:
         io_class: IoClass,
         sources: Codes | None = None,
         confidence: Scores | None = None,
-    ) -> Placement:
+    ) -> tuple[Slots, Evicted]:
         """Give slots to absent, distinct `pages`, evicting as needed; as many as can be had.
 
-        Takes free slots, then the victims lined up, then, for a demand only, pages held for a
-        predictor. With `confidence` (best first) only pages more likely to be wanted than what
-        would go out for them are placed.
+        Takes free slots (a prefetch leaves the reserve), then the victims lined up, then, for a
+        demand only, pages held for a predictor. With `confidence` (best first) only pages more
+        likely to be wanted than what would go out for them are placed.
         """
-        lacking = len(pages) - self._free_count
-        evicted, wasted, wasted_sources = NO_IDS, NO_IDS, np.empty(0, np.uint8)
-        if lacking > 0:
-            victims = self._victims(lacking, io_class)
+        free = self._free_count
+        if io_class == IoClass.PREFETCH:
+            free = max(0, free - self.reserve)
+        evicted = NONE_EVICTED
+        if len(pages) > free:
+            victims = self._victims(len(pages) - free, io_class)
             if confidence is not None:
-                victims = self._worse(victims, confidence[self._free_count :])
-            evicted = self.page_of[victims]
-            unused = self.fresh[victims]
-            wasted, wasted_sources = evicted[unused], self.source[victims[unused]]
-            self.free(victims)
-        count = min(len(pages), self._free_count)
+                victims = self._worse(victims, confidence[free:])
+            evicted = self._evict(victims)
+            free += len(victims)
+        count = min(len(pages), free)
         slots = self._free[self._free_count - count : self._free_count][::-1].copy()
         self._free_count -= count
         self._fill(slots, pages[:count], io_class, None if sources is None else sources[:count])
-        return Placement(slots, evicted, wasted, wasted_sources)
+        return slots, evicted
+
+    def _evict(self, victims: Slots) -> Evicted:
+        pages = self.page_of[victims]
+        unused = victims[self.fresh[victims]]
+        evicted = Evicted(pages, self.page_of[unused], self.source[unused])
+        self.free(victims)
+        return evicted
 
     def _fill(self, slots: Slots, pages: Ids, io_class: IoClass, sources: Codes | None) -> None:
         if len(slots) == 0:
@@ -125,11 +145,13 @@ class Staging:
         places = np.flatnonzero(good)[:count]
         victims: Slots = queue[places]
         self._queue = queue[places[-1] + 1 :] if len(places) else queue[:0]
-        if len(victims) < count and io_class == IoClass.DEMAND:
+        if len(victims) < count:
             self.tell_inserted()
-            held: Mask = (self.state == READY) & (self.pins == 0)
-            held[victims] = False
-            more = self.eviction.victims(count - len(victims), held)
+            allowed = self.evictable()
+            if io_class == IoClass.DEMAND:
+                allowed = (self.state == READY) & (self.pins == 0)
+            allowed[victims] = False
+            more = self.eviction.victims(count - len(victims), allowed)
             victims = np.concatenate([victims, more])
         return victims
 
@@ -172,6 +194,7 @@ class Staging:
     def keep(self, pages: Ids) -> None:
         """Hold these pages (and no others) while they are here, up to half of the slots."""
         self.kept[:] = False
+        pages = pages[(pages >= 0) & (pages < len(self.slot_of))]
         slots = self.slot_of[pages[: int(self.slots * _KEPT_SHARE_MAX)]]
         self.kept[slots[slots >= 0]] = True
 

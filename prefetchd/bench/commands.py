@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Annotated
 
 import msgspec
 import typer
+from rich import box
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -16,13 +18,16 @@ from rich.table import Table
 from prefetchd.bench.ring import (
     Rate,
     Shape,
+    check_shapes,
     create_file,
     has_fio,
     open_file,
     run_device,
     run_fio,
 )
+from prefetchd.device import File
 from prefetchd.hostinfo import medium_of
+from prefetchd.registry import storage_device_class
 from prefetchd.units import parse_bytes
 
 _FIO = "fio"
@@ -43,7 +48,17 @@ def _shapes(text: str) -> list[Shape]:
         if not depth.isdigit() or not 1 <= int(depth) <= 4096:
             raise ValueError(f"{part!r} is no load; write a size and a depth, as in 64KiB@32")
         shapes.append(Shape(parse_bytes(size), int(depth)))
+    check_shapes(shapes)
     return shapes
+
+
+def _engines(devices: list[str]) -> list[str]:
+    """What takes turns, fio last if it is there. Raises RegistryError, ValueError."""
+    for name in devices:
+        storage_device_class(name)
+        if name in ("faulty", "memory"):
+            raise ValueError(f"device {name} reads no file; it is for tests")
+    return [*dict.fromkeys(devices), *([_FIO] if has_fio() else [])]
 
 
 @bench_app.command("ring")
@@ -52,51 +67,51 @@ def ring(
     size: Annotated[str, typer.Option(help="Size of a file to be made.")] = "1GiB",
     load: Annotated[str, typer.Option(help="Loads: block size @ depth.")] = DEFAULT_SHAPES,
     device: Annotated[list[str] | None, typer.Option(help="Devices; repeatable.")] = None,
-    seconds: Annotated[float, typer.Option(min=0.1, help="Length of a run.")] = 2.0,
+    seconds: Annotated[float, typer.Option(min=0.1, max=3600, help="Length of a run.")] = 2.0,
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds.")] = 5,
-    idle_s: Annotated[float, typer.Option(min=0, help="Idle gap before every run.")] = 1.0,
-    json: Annotated[Path | None, typer.Option(help="Write the figures as JSON.")] = None,
+    idle_s: Annotated[
+        float, typer.Option(min=0, max=3600, help="Idle gap before every run.")
+    ] = 1.0,
+    json: Annotated[
+        Path | None, typer.Option(help="Write the figures as JSON; - prints it.")
+    ] = None,
 ) -> None:
     """Random direct reads by our devices, and by fio when it is installed, on one file."""
     console = Console(stderr=True)
-    shapes = _shapes(load)
-    engines = [*(device or ["uring"]), *([_FIO] if has_fio() else [])]
+    shapes, engines = _shapes(load), _engines(device or ["uring"])
     with Progress(console=console, transient=True) as progress:
         if not file.exists():
             task = progress.add_task(f"filling {file}", total=parse_bytes(size))
             create_file(file, parse_bytes(size), lambda count: progress.advance(task, count))
             progress.remove_task(task)
         opened = open_file(file, shapes)
-        task = progress.add_task("reading", total=len(shapes) * rounds * len(engines))
-        rates: dict[tuple[Shape, str], list[Rate]] = {}
-        names: dict[str, str] = {_FIO: "io_uring, fixed buffers, fixed files"}
-        for shape in shapes:
-            for number in range(rounds):
-                for engine in engines if number % 2 == 0 else reversed(engines):
-                    time.sleep(idle_s)
-                    if engine == _FIO:
-                        rate = run_fio(file, shape, seconds)
-                    else:
-                        rate, names[engine] = run_device(engine, opened, shape, seconds)
-                    rates.setdefault((shape, engine), []).append(rate)
-                    progress.advance(task)
-    medium = medium_of(opened.fd, str(file))
+        try:
+            medium = medium_of(opened.fd, str(file))
+            rows = _measure(opened, shapes, engines, (rounds, seconds, idle_s), progress)
+        finally:
+            os.close(opened.fd)
     kind = "RAM" if medium.is_ram else "MEASURED"
-    rows = [_row(shape, engine, names[engine], rates) for shape in shapes for engine in engines]
-    Console().print(_table(rows, f"{file} on {medium.file_system} ({kind})"))
+    result = {
+        "schema": "prefetchd.bench.ring/1",
+        "file_system": medium.file_system,
+        "kind": kind,
+        "rounds": rounds,
+        "seconds": seconds,
+        "idle_s": idle_s,
+        "rows": rows,
+    }
+    encoded = msgspec.json.format(msgspec.json.encode(result), indent=1)
+    if json is not None and str(json) == "-":
+        typer.echo(encoded.decode())
+    else:
+        out = Console(highlight=False)
+        out.print(_table(rows, f"{file} on {medium.file_system} ({kind})"))
+        for device_name, engine in dict.fromkeys((row.device, row.engine) for row in rows):
+            out.print(f"{device_name}: {engine}", markup=False)
     if _FIO not in engines:
         console.print("fio is not installed, so nothing is compared with it (apt install fio)")
-    if json is not None:
-        result = {
-            "schema": "prefetchd.bench.ring/1",
-            "file_system": medium.file_system,
-            "kind": kind,
-            "rounds": rounds,
-            "seconds": seconds,
-            "idle_s": idle_s,
-            "rows": rows,
-        }
-        json.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1))
+    if json is not None and str(json) != "-":
+        json.write_bytes(encoded)
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -133,8 +148,8 @@ def _row(
 
 
 def _table(rows: list[Row], title: str) -> Table:
-    table = Table(title=title, title_justify="left")
-    for name in ("load", "device", "engine"):
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    for name in ("load", "device"):
         table.add_column(name)
     for name in ("IOPS", "GB/s", "CPU us/op", "to fio"):
         table.add_column(name, justify="right")
@@ -142,10 +157,34 @@ def _table(rows: list[Row], title: str) -> Table:
         table.add_row(
             row.load,
             row.device,
-            row.engine,
             f"{row.operations_s:,.0f}",
             f"{row.gb_s:.2f}",
             f"{row.cpu_us_per_operation:.1f}",
             "-" if row.ratio_to_fio is None else f"{row.ratio_to_fio:.2f}",
         )
     return table
+
+
+def _measure(
+    file: File,
+    shapes: list[Shape],
+    engines: list[str],
+    pace: tuple[int, float, float],
+    progress: Progress,
+) -> list[Row]:
+    """All engines in turn; `pace` = rounds, seconds a run, idle seconds before each."""
+    rounds, seconds, idle_s = pace
+    task = progress.add_task("reading", total=len(shapes) * rounds * len(engines))
+    rates: dict[tuple[Shape, str], list[Rate]] = {}
+    names: dict[str, str] = {_FIO: "io_uring, fixed buffers, fixed files"}
+    for shape in shapes:
+        for number in range(rounds):
+            for engine in engines if number % 2 == 0 else reversed(engines):
+                time.sleep(idle_s)
+                if engine == _FIO:
+                    rate = run_fio(Path(file.path), shape, seconds)
+                else:
+                    rate, names[engine] = run_device(engine, file, shape, seconds)
+                rates.setdefault((shape, engine), []).append(rate)
+                progress.advance(task)
+    return [_row(shape, engine, names[engine], rates) for shape in shapes for engine in engines]

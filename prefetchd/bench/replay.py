@@ -135,7 +135,10 @@ def prepare_store(
             report.steps(len(pages))
         failed = [words for ticket in pending for words in ticket.wait().failures]
         if failed:
-            raise ReplayError(f"the store in {directory} could not be written: {failed[0]}")
+            raise ReplayError(
+                f"the store in {directory} could not be written: {failed[0]}; if it was made for "
+                "another trace, seed or number of requests, name a new folder"
+            )
 
 
 def _slot_bytes(directory: Path, layout: Layout) -> int:

@@ -11,6 +11,7 @@ from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Annotated
 
+import psutil
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -26,7 +27,7 @@ from prefetchd.bench.replay import (
     replay_decode,
     staging_slots,
 )
-from prefetchd.bench.report import write_report
+from prefetchd.bench.report import check_report, write_report
 from prefetchd.bench.tables import print_replay
 from prefetchd.hostinfo import medium_of
 from prefetchd.lab.attention import AttentionTrace, read_attention
@@ -34,6 +35,7 @@ from prefetchd.lab.workload import Workload, batched
 from prefetchd.units import parse_bytes, parse_share
 
 EMBEDDED_TRACE = "summ_pydocs_demo.npz"
+_TESTS_ONLY = ("memory", "faulty")
 
 replay_app = typer.Typer(help="Replay recorded traffic against a real store, in real time.")
 
@@ -58,7 +60,9 @@ def decode(
     page_bytes: Annotated[str, typer.Option(help="Bytes of a page.")] = "64KiB",
     staging: Annotated[str, typer.Option(help="Share of all pages (25%), or bytes.")] = "25%",
     top_k: Annotated[int, typer.Option(min=1, help="Blocks needed by each KV head.")] = 16,
-    layer_us: Annotated[float, typer.Option(min=0, help="Compute time of a layer.")] = 600.0,
+    layer_us: Annotated[
+        float, typer.Option(min=0, max=1e7, help="Compute time of a layer.")
+    ] = 600.0,
     hints: Annotated[bool, typer.Option(help="Give next-layer hints.")] = True,
     predictor: Annotated[
         list[str] | None, typer.Option(help="Predictor by name or file; repeatable.")
@@ -68,22 +72,29 @@ def decode(
     steps: Annotated[int | None, typer.Option(min=1, help="Replay only the first steps.")] = None,
     warmup: Annotated[int, typer.Option(min=0, help="First steps not measured.")] = 16,
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds.")] = 3,
-    idle_s: Annotated[float, typer.Option(min=0, help="Idle gap before every run.")] = 0.5,
-    depth: Annotated[int, typer.Option(min=1, help="Operations in flight at most.")] = 128,
+    idle_s: Annotated[
+        float, typer.Option(min=0, max=3600, help="Idle gap before every run.")
+    ] = 0.5,
+    depth: Annotated[
+        int, typer.Option(min=1, max=32768, help="Operations in flight at most.")
+    ] = 128,
     requests: Annotated[int, typer.Option(min=1, help="Requests in the decode batch.")] = 1,
     shared: Annotated[str, typer.Option(help="Prompt share in common to all.")] = "50%",
-    seed: Annotated[int, typer.Option(help="Seed of the stored bytes.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, max=2**63, help="Seed of the stored bytes.")] = 1,
     json: Annotated[Path | None, typer.Option(help="Write JSON; - prints it.")] = None,
     report: Annotated[Path | None, typer.Option(help="Write an HTML report.")] = None,
 ) -> None:
     """Decode a recorded run with its KV cache on NVMe; say how close to all-in-DRAM it came."""
+    _check_outputs(json, report)
+    if device in _TESTS_ONLY:
+        raise ReplayError(f"device {device} keeps no store on a path; it is for tests")
     recorded = _read(trace)
     workload = batched(
         recorded,
         top_k=top_k,
         steps=steps,
         requests=requests,
-        shared_share=(parse_share(shared) or 0.0) if requests > 1 else 0.0,
+        shared_share=_shared(shared) if requests > 1 else 0.0,
     )
     if workload.steps <= warmup:
         raise ReplayError(
@@ -108,6 +119,7 @@ def decode(
         seed=seed,
     )
     console = Console(stderr=True)
+    _check_memory(workload, settings)
     with _folder(store, console) as directory:
         result = _run(directory, workload, settings, console)
     _show(result, json, report, console)
@@ -127,6 +139,36 @@ def _whole(text: str) -> int:
     return size
 
 
+def _shared(text: str) -> float:
+    share = parse_share(text)
+    if share is None:
+        raise ReplayError(f"--shared {text} is no share; write a percentage, as in 50%")
+    return share
+
+
+def _check_outputs(json: Path | None, report: Path | None) -> None:
+    """Now, and not after minutes of replay. Raises ReplayError, ReportError."""
+    if report is not None:
+        check_report(report)
+    if json is None or str(json) == "-":
+        return
+    if json.is_dir() or not os.access(json if json.exists() else json.parent, os.W_OK):
+        raise ReplayError(f"the result cannot be written to {json}; name another file with --json")
+
+
+def _check_memory(workload: Workload, settings: ReplaySettings) -> None:
+    """Raises ReplayError if staging would not fit into the memory that is free."""
+    resident = "resident" in settings.controls
+    slots = workload.geometry.pages if resident else settings.staging_slots
+    need, free = slots * settings.page_bytes, psutil.virtual_memory().available
+    if need > 0.9 * free:
+        what = "the resident control holds all pages" if resident else "staging"
+        raise ReplayError(
+            f"{what}: {need / 2**30:.1f} GiB, but {free / 2**30:.1f} GiB of memory are free; "
+            "use --controls none,oracle, smaller pages or less staging"
+        )
+
+
 def _slots(workload: Workload, staging: str, page_bytes: int) -> int:
     share = parse_share(staging)
     if share is not None:
@@ -143,7 +185,8 @@ def _folder(store: Path | None, console: Console) -> Iterator[Path]:
         return
     parent = _disk_folder()
     folder = Path(tempfile.mkdtemp(prefix="prefetchd-", dir=parent))
-    console.print(f"store: {folder} (temporary; name one with --store)", style="dim")
+    words = f"store: {folder} (temporary; name one with --store)"
+    console.print(words, style="dim", soft_wrap=True, markup=False, highlight=False)
     try:
         yield folder / "store"
     finally:
@@ -191,7 +234,11 @@ def _show(result: metrics.Result, json: Path | None, report: Path | None, consol
         print_replay(result)
     if json is not None and str(json) != "-":
         json.write_bytes(metrics.encode(result))
-        console.print(f"result: {json}", soft_wrap=True)
+        _name(console, "result", json)
     if report is not None:
         write_report(result, report)
-        console.print(f"report: {report}", soft_wrap=True)
+        _name(console, "report", report)
+
+
+def _name(console: Console, what: str, path: Path) -> None:
+    console.print(f"{what}: {path.absolute()}", soft_wrap=True, markup=False, highlight=False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import errno
 import html
+import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -41,6 +42,16 @@ def write_report(result: Result, path: str | Path) -> None:
             f"the report cannot be written to {path}: {name} ({error.strerror}). "
             "Name another file with --report FILE.html."
         ) from error
+
+
+def check_report(path: Path) -> None:
+    """Whether a report could be written, before there is one. Raises ReportError."""
+    _plotly_script()
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ReportError(
+            f"the report cannot be written to {path}: there is no such folder, or it may not be "
+            "written. Name another file with --report FILE.html."
+        )
 
 
 def _plotly_script() -> str:

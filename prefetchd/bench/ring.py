@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,7 +41,7 @@ class Shape:
 
     @property
     def words(self) -> str:
-        return f"{self.block_bytes // 1024} KiB, depth {self.depth}"
+        return f"{self.block_bytes / 1024:g} KiB, depth {self.depth}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,16 @@ class Rate:
 
     def bytes_s(self, shape: Shape) -> float:
         return self.operations_s * shape.block_bytes
+
+
+def check_shapes(shapes: Sequence[Shape]) -> None:
+    """Raises ValueError for blocks that no drive reads directly."""
+    for shape in shapes:
+        if shape.block_bytes < 512 or shape.block_bytes % 512:
+            raise ValueError(
+                f"blocks of {shape.block_bytes} bytes cannot be read directly; use whole sectors "
+                "of 512 bytes, better 4 KiB"
+            )
 
 
 def create_file(path: Path, size_bytes: int, progress: Callable[[int], None]) -> None:
@@ -66,7 +77,8 @@ def create_file(path: Path, size_bytes: int, progress: Callable[[int], None]) ->
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        path.unlink(missing_ok=True)
+        if not isinstance(error, FileExistsError):
+            path.unlink(missing_ok=True)
         raise BenchError(f"{path} cannot be made: {errno_name(error.errno or 0)}") from error
 
 
@@ -77,16 +89,30 @@ def open_file(path: Path, shapes: list[Shape]) -> File:
     except OSError as error:
         name = errno_name(error.errno or 0)
         raise BenchError(f"{path} cannot be opened for direct reads: {name}") from error
-    status = os.fstat(fd)
-    size = status.st_size
+    try:
+        size = os.lseek(fd, 0, os.SEEK_END)  # a block device has no other size
+        medium = medium_of(fd, str(path))
+        _check_file(path, os.fstat(fd), size, shapes, medium.offset_alignment_bytes)
+    except BaseException:
+        os.close(fd)
+        raise
+    return File(fd, str(path), size, medium.alignment_bytes)
+
+
+def _check_file(
+    path: Path, status: os.stat_result, size: int, shapes: list[Shape], alignment_bytes: int
+) -> None:
     largest = max(shape.block_bytes for shape in shapes)
     if size < 64 * largest:
-        os.close(fd)
         raise BenchError(f"{path} has {size} bytes, too few; use at least {64 * largest}")
-    if status.st_blocks * 512 < 0.99 * size:
-        os.close(fd)
+    if stat.S_ISREG(status.st_mode) and status.st_blocks * 512 < 0.99 * size:
         raise BenchError(f"{path} is sparse: reads would not touch the drive; fill it first")
-    return File(fd, str(path), size, medium_of(fd, str(path)).alignment_bytes)
+    for shape in shapes:
+        if alignment_bytes and shape.block_bytes % alignment_bytes:
+            raise BenchError(
+                f"{path} lies on a device that wants multiples of {alignment_bytes} bytes; "
+                f"blocks of {shape.block_bytes} bytes cannot be read from it"
+            )
 
 
 def run_device(name: str, file: File, shape: Shape, seconds: float) -> tuple[Rate, str]:

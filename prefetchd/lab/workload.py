@@ -71,8 +71,14 @@ def batched(
     count = trace.steps if steps is None else min(steps, trace.steps)
     if count < 1 or top_k < 1:
         raise TraceError(f"a replay needs steps and a top-k, got {count} steps and k = {top_k}")
+    if top_k > trace.ranks:
+        raise TraceError(
+            f"trace {trace.name} holds the {trace.ranks} heaviest blocks of each KV head, so "
+            f"top-k = {top_k} cannot be replayed; ask for at most {trace.ranks}"
+        )
     layers, blocks = trace.geometry.layers, trace.geometry.blocks
-    shared = int(shared_share * (trace.prompt_tokens // trace.block_tokens))
+    prompt_blocks = min(blocks, trace.prompt_tokens // trace.block_tokens)
+    shared = int(shared_share * prompt_blocks)
     geometry = Geometry(layers, shared + requests * (blocks - shared))
     stride = max(1, count // (2 * requests))
     maps = [_block_map(blocks, shared, request) for request in range(requests)]
@@ -81,8 +87,8 @@ def batched(
     for step in range(count):
         live = [(step - r * stride, maps[r]) for r in range(requests) if step >= r * stride]
         demands.append([_demand(trace, geometry, live, layer, top_k) for layer in range(layers)])
-        hints.append([_hint(trace, geometry, live, layer) for layer in range(layers)])
-    prompt = np.arange(min(blocks, trace.prompt_tokens // trace.block_tokens))
+        hints.append([_hint(trace, geometry, live, layer, top_k) for layer in range(layers)])
+    prompt = np.arange(prompt_blocks)
     arrivals = {max(0, r * stride - 1): [ChainHint(r, maps[r][prompt])] for r in range(1, requests)}
     return Workload(trace.name, geometry, demands, hints, arrivals)
 
@@ -112,10 +118,12 @@ def _demand(
     return Demand(geometry.page_ids(merged, layer), best, np.concatenate(far)[first])
 
 
-def _hint(trace: AttentionTrace, geometry: Geometry, live: _Live, layer: int) -> PageHint | None:
+def _hint(
+    trace: AttentionTrace, geometry: Geometry, live: _Live, layer: int, top_k: int
+) -> PageHint | None:
     blocks, scores = [], []
     for step, mapped in live:
-        hint = trace.hint(step, layer)
+        hint = trace.hint(step, layer, top_k)
         if hint is not None:
             blocks.append(mapped[trace.geometry.block_of(hint.pages)])
             scores.append(hint.scores)

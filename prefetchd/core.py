@@ -199,9 +199,6 @@ class Core:
         """Slots for a prefix of absent pages; whatever goes out for them is accounted for."""
         if len(pages) == 0:
             return NO_IDS
-        if self.staging.short_of(len(pages) + self.staging.reserve):
-            self._observer.show_touches()
-            self.staging.line_up(2 * len(pages) + self.staging.reserve)
         if plan is None:
             slots, evicted = self.staging.place(pages, io_class)
         else:
@@ -315,10 +312,7 @@ class Core:
             self.predictor.on_done_hint(hint)
         else:
             assert_never(hint)
-        commands = self._plan(now_ns)
-        if isinstance(hint, PageHint):
-            self._observer.hinted(hint)
-        return [*commands, PlanSoon()]
+        return [*self._plan(now_ns), PlanSoon()]
 
     def _idle(self, now_ns: int) -> list[Command]:
         self._observer.show_all()
@@ -330,6 +324,7 @@ class Core:
         guess = self.predictor.predict(now_ns, self.limits.candidates)
         if len(guess.keep) or self.staging.kept.any():
             self.staging.keep(guess.keep)
+        self._observer.guessed(guess)
         self._pending = self.planner.plan(guess, self.staging.slot_of, now_ns)
         return self._issue(now_ns)
 

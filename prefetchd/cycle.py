@@ -11,9 +11,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from prefetchd.hints import HintOdds
 from prefetchd.history import PLAIN_RANK, UseHistory, by_layer
-from prefetchd.model import NO_IDS, Geometry, Ids, Mask, PageHint, Scores, Slots
+from prefetchd.model import NO_IDS, Geometry, Ids, Mask, Scores, Slots
 from prefetchd.policy import Eviction
 
 UNHINTED_CHANCE = 0.5
@@ -33,7 +32,6 @@ class Cycle(Eviction):
         super().__init__(slots, geometry)
         layers = geometry.layers
         self._history = UseHistory(geometry)
-        self._hints = HintOdds(geometry, self._history)
         self._slot_of = np.full(geometry.pages, -1, np.int64)
         self._page = np.full(slots, -1, np.int64)
         self._layer = np.full(slots, layers, np.int64)  # `layers` where the slot is empty
@@ -78,18 +76,13 @@ class Cycle(Eviction):
         self._layer[slots] = self.geometry.layers
         self._chance[slots] = 0.0
 
-    def hinted(self, hint: PageHint) -> None:
-        inside = (hint.pages >= 0) & (hint.pages < self.geometry.pages)
-        hinted, scores = hint.pages[inside], hint.scores[inside]
-        if self._history.layer >= 0:
-            self._hints.learn(self._history.layer)  # here, and not while a demand waits
-        for layer, mine in by_layer(hinted, self.geometry):
-            pages = hinted[mine]
+    def expected(self, pages: Ids, chances: Scores) -> None:
+        for layer, mine in by_layer(pages, self.geometry):
+            promised, promise = pages[mine], chances[mine]
             self._promise[self._promised[layer]] = 0.0
-            self._promised[layer] = pages
-            promise = self._hints.chance(pages, scores[mine], layer)
-            self._promise[pages] = promise
-            slots = self._slot_of[pages]
+            self._promised[layer] = promised
+            self._promise[promised] = promise
+            slots = self._slot_of[promised]
             here = slots >= 0
             slots = slots[here]
             self._chance[slots] = np.maximum(self._chance[slots], promise[here])

@@ -22,7 +22,9 @@ def show_layout(
     alignment: Annotated[int, typer.Option(min=1, help="Alignment of the device, bytes.")] = 4096,
     context: Annotated[int, typer.Option(min=1, help="Tokens of context.")] = 131_072,
     bandwidth: Annotated[str, typer.Option(help="Of the drive, bytes a second.")] = "14GB",
-    step_ms: Annotated[float, typer.Option(min=0.001, max=1e9, help="Time of a decode step.")] = 30.0,
+    step_ms: Annotated[
+        float, typer.Option(min=0.001, max=1e9, help="Time of a decode step.")
+    ] = 30.0,
 ) -> None:
     """Show what a model's KV cache takes, and whether dense decode from a drive is possible."""
     path = Path(model)

@@ -10,9 +10,9 @@ from collections import deque
 import numpy as np
 
 from prefetchd.counters import Counters
-from prefetchd.model import Access, Codes, Feedback, Ids, PageHint, Slots, Verdict
+from prefetchd.model import Access, Codes, Feedback, Ids, Slots, Verdict
 from prefetchd.planner import Planner
-from prefetchd.predictor import Predictor
+from prefetchd.predictor import Guess, Predictor
 from prefetchd.staging import Staging
 
 _ACCESSES_MAX = 64  # demands not yet shown; the oldest is dropped first
@@ -25,7 +25,7 @@ class Observer:
         self._predictor = predictor
         self._planner = planner
         self._accesses: deque[Access] = deque(maxlen=_ACCESSES_MAX)
-        self._touches: list[tuple[Slots, Access] | PageHint] = []
+        self._touches: list[tuple[Slots, Access] | Guess] = []
 
     def demanded(self, slots: Slots, access: Access) -> None:
         self.counters.count_outcomes(access.outcomes)
@@ -34,9 +34,13 @@ class Observer:
         if len(self._touches) > _ACCESSES_MAX:
             self.show_touches()
 
-    def hinted(self, hint: PageHint) -> None:
+    def guessed(self, guess: Guess) -> None:
         """Shown to the eviction policy in turn with the demands around it."""
-        self._touches.append(hint)
+        pages = guess.pages
+        if guess.confidence is None or len(pages) == 0:
+            return
+        if pages.min() >= 0 and pages.max() < len(self._staging.slot_of):
+            self._touches.append(guess)
 
     def show_all(self) -> None:
         """Let the policies learn from every demand they have not seen."""
@@ -48,8 +52,9 @@ class Observer:
         """Show demands to the eviction policy, as far as their pages are still in their slots."""
         touches, self._touches = self._touches, []
         for told in touches:
-            if isinstance(told, PageHint):
-                self._staging.eviction.hinted(told)
+            if isinstance(told, Guess):
+                assert told.confidence is not None
+                self._staging.eviction.expected(told.pages, told.confidence)
                 continue
             slots, access = told
             self._staging.eviction.demanded(access.pages, access.scores)

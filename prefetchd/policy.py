@@ -14,7 +14,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from prefetchd.model import NO_IDS, Geometry, Ids, Mask, PageHint, Scores, Slots
+from prefetchd.model import NO_IDS, Geometry, Ids, Mask, Scores, Slots
 
 
 class Eviction:
@@ -48,8 +48,10 @@ class Eviction:
         """Slots were emptied, by eviction or otherwise."""
         raise NotImplementedError
 
-    def hinted(self, hint: PageHint) -> None:
-        """The engine has scored pages it will soon demand (optional to use)."""
+    def expected(self, pages: Ids, chances: Scores) -> None:
+        """A predictor gives these pages such chances (0..1) to be demanded at the next turn of
+        their layer, whether they are here or not (optional to use). Replaces what it said before
+        of the same layer."""
 
     def victims(self, count: int, allowed: Mask) -> Slots:
         """Up to `count` distinct slots for which `allowed` (bool, one a slot) holds, worst first.

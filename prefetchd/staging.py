@@ -16,7 +16,8 @@ from prefetchd.model import NO_IDS, Codes, Geometry, Ids, IoClass, Mask, Scores,
 
 FREE, READING, READY, ABANDONED = range(4)
 _KEPT_SHARE_MAX = 0.5  # of the slots: what a predictor may ask to hold
-_RESERVE_MAX, _RESERVE_SHARE = 8, 1 / 64  # slots kept free for demands
+_RESERVE_MAX, _RESERVE_SHARE = 8, 1 / 256  # slots kept free for demands
+_VICTIMS_AHEAD = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,22 +62,15 @@ class Staging:
         allowed: Mask = (self.state == READY) & (self.pins == 0) & ~self.kept
         return allowed
 
-    def short_of(self, pages: int) -> bool:
-        """Whether the free slots and the victims lined up are too few for so many pages."""
-        return pages > self._free_count + len(self._queue)
-
-    def line_up(self, count: int) -> None:
-        """Choose up to `count` victims, worst first, for whoever needs a slot next."""
-        self.tell_inserted()
-        self._queue = self.eviction.victims(count, self.evictable())
-
     def replenish(self) -> Evicted:
-        """Empty the worst slots until the reserve for demands is there again."""
-        lacking = self.reserve - self._free_count
-        if lacking <= 0:
+        """Empty the worst slots until the reserve for demands is there again, and choose the
+        victims of what comes next: now, so that neither a demand nor a hint need wait for it."""
+        self.tell_inserted()
+        lacking = max(0, self.reserve - self._free_count)
+        if self._free_count >= lacking + _VICTIMS_AHEAD:
             return NONE_EVICTED
-        self.line_up(lacking + self.reserve)
-        return self._evict(self._victims(lacking, IoClass.PREFETCH))
+        self._queue = self.eviction.victims(lacking + _VICTIMS_AHEAD, self.evictable())
+        return self._evict(self._victims(lacking, IoClass.PREFETCH)) if lacking else NONE_EVICTED
 
     def tell_inserted(self) -> None:
         """Show the policy the pages that demands have brought; they were in a hurry."""

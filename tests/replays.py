@@ -25,8 +25,10 @@ from prefetchd.lab.workload import Workload, batched
 STEPS, LAYERS, HEADS, BLOCKS, RANKS = 6, 4, 2, 20, 4
 BLOCK_TOKENS = 16
 PAGE_BYTES = 4096
-QUICK = ("--layer-us", "0", "--idle-s", "0", "--page-bytes", "4KiB", "--top-k", "2")
-QUICK += ("--warmup", "1", "--rounds", "1", "--staging", "50%")
+QUICK = [
+    *("--layer-us", "0", "--idle-s", "0", "--page-bytes", "4KiB", "--top-k", "2"),
+    *("--warmup", "1", "--rounds", "1", "--staging", "50%"),
+]
 
 
 def trace_columns() -> dict[str, Any]:

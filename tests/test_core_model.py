@@ -148,6 +148,9 @@ class World:
             assert (staging.pins == pins).all()
         overdue = [e for e in self.waiting.values() if e.deadline_ns <= self.bench.now_ns]
         assert not overdue, "not answered at its deadline"
+        patience_ns = LIMITS.read_timeout_ns + LIMITS.read_timeout_ns // 4
+        ages = self.bench.now_ns - staging.issued_ns[staging.state == READING]
+        assert (ages < patience_ns).all(), "a read is waited for without an end"
         self._check_counts()
 
     def _check_counts(self) -> None:
@@ -254,7 +257,7 @@ def long_run(seed: int, steps: int, evict: str) -> World:
         if step % 50 == 10:
             world.give(Hinted(ChainHint(step, blocks)))
             world.give(Hinted(DoneHint(step - 50)))
-        world.wait(int(random.integers(0, 40)))
+        world.wait(int(random.integers(0, 40)) if step % 20 else 300)
         world.demand(pages, int(random.integers(1, 400)))
         world.check()
         if world.flying:

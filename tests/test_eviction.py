@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from prefetchd.eviction import EVICTIONS, Arc, Cycle, Eviction, Lru
 from prefetchd.lab.belady import belady_misses
-from prefetchd.model import NO_IDS, Geometry, Ids, PageHint, Scores
+from prefetchd.model import NO_IDS, Geometry, Ids, Scores
 
 GEOMETRY = Geometry(layers=3, blocks=14)
 
@@ -84,13 +84,13 @@ def batches(draw: st.DrawFn) -> list[tuple[str, Ids]]:
 def run(policy: Eviction, slots: int, sequence: list[tuple[str, Ids]]) -> Stage:
     stage = Stage(policy, slots)
     for kind, pages in sequence:
-        scores = (pages % 5).astype(np.float32)
+        scores = ((pages % 5) / 5).astype(np.float32)
         if kind == "demand":
             stage.demand(pages, scores)
         elif kind == "prefetch":
             stage.prefetch(pages)
         else:
-            policy.hinted(PageHint(pages, scores))
+            policy.expected(pages, scores)
     return stage
 
 
@@ -238,7 +238,7 @@ def test_cycle_keeps_what_returns_where_lru_keeps_what_is_recent() -> None:
     assert cyclic_misses(Lru, slots=30) == 6 * 6 * 30
 
 
-def test_cycle_protects_hinted_pages_until_their_turn() -> None:
+def test_cycle_protects_expected_pages_until_their_turn() -> None:
     geometry = Geometry(layers=3, blocks=40)
     policy = Cycle(12, geometry)
     stage = Stage(policy, 12)
@@ -246,23 +246,17 @@ def test_cycle_protects_hinted_pages_until_their_turn() -> None:
     for step in range(6):
         # Layer 1 never wants blocks 0 to 3 again: in time they are the least worth of all.
         stage.demand(geometry.page_ids(ids(10, 11, 12, 13 + step), 1))
-    hinted = geometry.page_ids(np.arange(4), 1)
-    here = hinted[np.isin(hinted, stage.page_of)]
+    wanted = geometry.page_ids(np.arange(4), 1)
+    here = wanted[np.isin(wanted, stage.page_of)]
     assert len(here) == 3
     slots = stage.slot_of(here)
     before = policy.worth(slots)
-    policy.hinted(PageHint(here, np.arange(len(here), dtype=np.float32)))
+    policy.expected(here, np.full(len(here), 0.9, np.float32))
     assert (policy.worth(slots) > before).all()
     stage.demand(geometry.page_ids(ids(20, 21, 22), 0))
     assert np.isin(here, stage.page_of).all()
     stage.demand(geometry.page_ids(ids(10, 11, 12, 30), 1))
     assert (policy.worth(slots[np.isin(here, stage.page_of)]) < 0.2).all()
-
-
-def test_cycle_ignores_hinted_pages_that_do_not_exist() -> None:
-    policy = Cycle(6, GEOMETRY)
-    policy.hinted(PageHint(ids(-1, GEOMETRY.pages, 4), np.ones(3, np.float32)))
-    policy.hinted(PageHint(NO_IDS, np.empty(0, np.float32)))
 
 
 @given(

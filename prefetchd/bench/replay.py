@@ -201,7 +201,7 @@ def _plans(workload: Workload, settings: ReplaySettings) -> list[_Plan]:
     for name in settings.predictors:
         known = {plan.name for plan in plans}
         shown = Path(name).stem if name.endswith(".py") else name
-        shown = f"{shown}+{settings.evict}" if shown in known else shown
+        shown = f"{shown}+{settings.evict}" if shown in settings.controls else shown
         if shown in known:
             raise ReplayError(f"predictor {name} is named twice")
         plans.append(_Plan(shown, False, settings.evict, name, slots))

@@ -185,9 +185,9 @@ def _folder(store: Path | None, console: Console) -> Iterator[Path]:
         return
     parent = _disk_folder()
     folder = Path(tempfile.mkdtemp(prefix="prefetchd-", dir=parent))
-    words = f"store: {folder} (temporary; name one with --store)"
-    console.print(words, style="dim", soft_wrap=True, markup=False, highlight=False)
     try:
+        words = f"store: {folder} (temporary; name one with --store)"
+        console.print(words, style="dim", soft_wrap=True, markup=False, highlight=False)
         yield folder / "store"
     finally:
         shutil.rmtree(folder, ignore_errors=True)

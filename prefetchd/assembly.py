@@ -7,6 +7,7 @@ in `notes`. Runs nothing.
 from __future__ import annotations
 
 import mmap
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -187,9 +188,7 @@ def _open_gpu(options: Options, staging: NDArray[np.uint8]) -> GpuDevice:
 
 def drain(device: StorageDevice) -> None:
     """Let what is in flight end, within a limit, so that the device can be used alone."""
-    while device.in_flight:
-        before = device.in_flight
-        device.wait(_CLOSE_TIMEOUT_NS)
+    deadline_ns = time.monotonic_ns() + _CLOSE_TIMEOUT_NS
+    while device.in_flight and (patience_ns := deadline_ns - time.monotonic_ns()) > 0:
+        device.wait(patience_ns)  # which may return early, with nothing to reap
         device.reap()
-        if device.in_flight == before:
-            return

@@ -57,6 +57,10 @@ class Catalog:
             self._free.append(other)
         self.publish(block, header)
 
+    def occupy(self, block: int) -> None:
+        """What an extent holds cannot be told: nobody finds it, and nobody writes over it."""
+        self._taken[block] = True
+
     def reserve(self) -> int:
         """A free extent for one block. Raises StoreFullError."""
         while self._free:

@@ -111,6 +111,11 @@ class Core:
         return self._reading
 
     @property
+    def unanswered(self) -> int:
+        """Demands that still wait."""
+        return len(self._demands.waiting)
+
+    @property
     def open_tickets(self) -> int:
         return len(self._demands)
 

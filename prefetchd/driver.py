@@ -139,6 +139,12 @@ class Driver:
 
     def _raw_reads(self, completions: Completions) -> RawReads:
         first = (completions["tag"] & _SLOT_MASK).astype(np.int64)
+        # An operation seen twice must not end the next one of its slot.
+        begun = self._generation[first].astype(np.uint64) & _GENERATION_MASK
+        current = begun == completions["tag"] >> _SLOT_BITS
+        if not current.all():
+            self._failed("completion seen twice", len(current) - int(np.count_nonzero(current)))
+            completions, first = completions[current], first[current]
         runs = self._run[first]
         lengths = runs * self.staging.shape[1]
         results = completions["result"]

@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import logging
 import os
+import queue
 import select
 import threading
 import time
+import weakref
+from collections import deque
 from collections.abc import Callable
 
 import numpy as np
@@ -21,7 +24,17 @@ from numpy.typing import NDArray
 
 from prefetchd.core import Core
 from prefetchd.driver import Driver
-from prefetchd.model import Cancel, Event, Hinted, Idle, PlanSoon, Read, Ready
+from prefetchd.model import (
+    Cancel,
+    Command,
+    Event,
+    Hinted,
+    Idle,
+    PlanSoon,
+    Read,
+    Ready,
+    Released,
+)
 from prefetchd.writer import Written
 
 log = logging.getLogger("prefetchd")
@@ -29,7 +42,9 @@ log = logging.getLogger("prefetchd")
 _SAMPLES = 1 << 16
 _NAP_NS = 100_000_000  # the longest sleep of a waiter: deadlines are looked at this often
 _SHARED_NAP_NS = 2_000_000  # the same while several threads wait for one device
-_PUMP_NAP_MS, _PUMP_IDLE_MS = 50, 1000
+_PUMP_NAP_S, _PUMP_IDLE_S = 150e-6, 50e-3
+_LOOK_NS = 50_000_000  # how often deadlines are looked at while reads are in flight
+_INBOX_MAX = 64
 
 
 class EngineError(Exception):
@@ -69,12 +84,16 @@ class Engine:
         self._on_ready = on_ready
         self._on_written = on_written
         self._foreground = 0
+        self._waiters: set[int] = set()  # the threads in the foreground
+        self.awaiting: list[Callable[[], object]] = []  # told when there is nothing to come
         self._plan_wanted = False
-        self._parked = False
+        self._look_ns = 0
         self._stopping = False
         self._broken: BaseException | None = None
-        self._pump_wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._front_wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._inbox: queue.SimpleQueue[Hinted | None] = queue.SimpleQueue()  # None: look around
+        self.hints_dropped = 0
+        self._released: deque[int] = deque()
+        self._front_wake = _bell(self)
         self._thread = threading.Thread(target=self._pump, name="prefetchd-pump", daemon=True)
         self._thread.start()
 
@@ -85,7 +104,10 @@ class Engine:
         with self.lock:
             self.check()
             now_ns = self.clock()
-            commands = self.core.handle(event, now_ns)
+            commands: list[Command] = []
+            while self._released:
+                commands += self.core.handle(Released(self._released.popleft()), now_ns)
+            commands += self.core.handle(event, now_ns)
             if isinstance(event, Hinted | Idle):
                 self.decision_ns.add(self.clock() - now_ns)
             for command in commands:
@@ -104,9 +126,12 @@ class Engine:
     def collect(self) -> bool:
         """Take note of whatever the device has finished; whether there was anything."""
         with self.lock:
+            self.check()
             reads, written = self.driver.reap(self.clock())
             for end in written:
                 self._on_written(end)
+            if written:
+                self.resolved()  # a write buffer is free
             if reads is not None or written or self.driver.queued:
                 self.driver.start(self.clock())
         if reads is None:
@@ -116,8 +141,12 @@ class Engine:
 
     def wait(self, done: Callable[[], bool], deadline_ns: int | None = None) -> bool:
         """Drive until `done()`, or the deadline (on `clock`). Returns `done()`."""
+        if done():
+            return True
         with self.lock:
+            self.check()
             self._foreground += 1
+            self._waiters.add(threading.get_ident())
         try:
             poller = select.poll()
             poller.register(self.driver.device.fileno(), select.POLLIN)
@@ -137,47 +166,84 @@ class Engine:
         finally:
             with self.lock:
                 self._foreground -= 1
+                self._waiters.discard(threading.get_ident())
             self.wake()
         return done()
 
+    def release(self, number: int) -> None:
+        """A reader is done with a ticket: noted at once, acted on by whoever drives next.
+
+        Raises EngineError when stopped.
+        """
+        self.check()
+        self._released.append(number)
+        if self.core.unanswered:
+            self._inbox.put(None)  # somebody may be waiting for just these slots
+
+    def post(self, event: Hinted) -> None:
+        """Leave a hint to the pump and go on. Raises EngineError when stopped.
+
+        A pump that cannot keep up loses hints rather than time: they are counted and dropped.
+        """
+        self.check()
+        if self._inbox.qsize() >= _INBOX_MAX:
+            self.hints_dropped += 1
+        else:
+            self._inbox.put(event)
+
     def wake(self) -> None:
         """Let the pump take over what is left to do."""
-        if self._plan_wanted or (self._parked and (self.core.reading or self.driver.queued)):
-            os.eventfd_write(self._pump_wake, 1)
+        core, driver = self.core, self.driver
+        going_on = core.reading or driver.queued or driver.writer.in_flight
+        if self._plan_wanted or core.unanswered or going_on:
+            self._inbox.put(None)
 
     def resolved(self) -> None:
         """Something that somebody waits for has ended: tell the waiters in other threads."""
-        if self._foreground and threading.current_thread() is self._thread:
+        if self._foreground and self._foreground > (threading.get_ident() in self._waiters):
             os.eventfd_write(self._front_wake, 1)
 
     # --- the pump ---
 
     def _pump(self) -> None:
+        """Take hints as they come; between them look after the device, less often the less comes.
+
+        It waits on a queue, never on the device: waking it must not cost the caller the
+        interpreter lock, and reads that nobody waits for are best collected several at a time.
+        """
+        nap_s = _PUMP_IDLE_S
         try:
-            both, wake_only = select.poll(), select.poll()
-            both.register(self.driver.device.fileno(), select.POLLIN)
-            both.register(self._pump_wake, select.POLLIN)
-            wake_only.register(self._pump_wake, select.POLLIN)
             while not self._stopping:
-                self._parked = self._foreground > 0  # the foreground has the device to itself
-                poller = wake_only if self._parked else both
-                busy = self.core.reading or self.driver.writer.in_flight
-                event = poller.poll(_PUMP_NAP_MS if busy else _PUMP_IDLE_MS)
-                _drain(self._pump_wake)
-                if self._foreground or self._stopping:
-                    continue
-                self._turn(overdue=not event and bool(busy))
+                try:
+                    event = self._inbox.get(timeout=nap_s)
+                    nap_s = _PUMP_NAP_S
+                except queue.Empty:
+                    event = None
+                    nap_s = min(2 * nap_s, _PUMP_IDLE_S)
+                if self._stopping:
+                    return
+                if event is not None:
+                    self.handle(event)
+                if self._turn():
+                    nap_s = _PUMP_NAP_S
         except BaseException as error:
+            if self._stopping and isinstance(error, EngineError):
+                return
             self._broken = error
             log.exception("the pump thread has stopped")
-            os.eventfd_write(self._front_wake, 1)
+            self._end()
 
-    def _turn(self, *, overdue: bool) -> None:
-        self.collect()
-        if self._plan_wanted or overdue:
+    def _turn(self) -> bool:
+        """Learn and plan if asked, unless hints are waiting; collect what nobody waits for."""
+        now_ns = self.clock()
+        busy = self.core.reading or self.core.unanswered
+        wanted = self._plan_wanted or (bool(self._released) and self.core.unanswered > 0)
+        if self._inbox.empty() and (wanted or (busy and now_ns >= self._look_ns)):
             with self.lock:
                 self._plan_wanted = False
+                self._look_ns = now_ns + _LOOK_NS
                 self.handle(Idle())
+        return not self._foreground and self.collect()
 
     def check(self) -> None:
         """Raise EngineError if the engine can do nothing more."""
@@ -187,12 +253,26 @@ class Engine:
             raise EngineError("the engine is closed")
 
     def stop(self) -> None:
-        """End the pump thread. The device is untouched."""
-        self._stopping = True
-        os.eventfd_write(self._pump_wake, 1)
+        """End the pump thread; nobody drives the device any more when this returns."""
+        with self.lock:
+            self._stopping = True
+        self._inbox.put(None)
         self._thread.join()
-        os.close(self._pump_wake)
-        os.close(self._front_wake)
+        self._end()
+
+    def _end(self) -> None:
+        """Whoever waits has nothing to wait for."""
+        os.eventfd_write(self._front_wake, 1)
+        with self.lock:
+            for tell in self.awaiting:
+                tell()
+
+
+def _bell(engine: Engine) -> int:
+    """An eventfd as long-lived as the engine: a waiter may look at it after `stop`."""
+    descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+    weakref.finalize(engine, os.close, descriptor)
+    return descriptor
 
 
 def _drain(descriptor: int) -> None:

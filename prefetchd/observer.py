@@ -15,7 +15,7 @@ from prefetchd.planner import Planner
 from prefetchd.predictor import Guess, Predictor
 from prefetchd.staging import Staging
 
-_ACCESSES_MAX = 64  # demands not yet shown; the oldest is dropped first
+_ACCESSES_MAX = 64  # of anything not yet shown; of accesses the oldest is dropped first
 
 
 class Observer:
@@ -24,6 +24,7 @@ class Observer:
         self._staging = staging
         self._predictor = predictor
         self._planner = planner
+        self._feedback: list[Feedback] = []
         self._accesses: deque[Access] = deque(maxlen=_ACCESSES_MAX)
         self._touches: list[tuple[Slots, Access] | Guess] = []
 
@@ -43,7 +44,8 @@ class Observer:
             self._touches.append(guess)
 
     def show_all(self) -> None:
-        """Let the policies learn from every demand they have not seen."""
+        """Let the policies learn from everything they have not seen."""
+        self._show_feedback()
         self.show_touches()
         while self._accesses:
             self._predictor.on_access(self._accesses.popleft())
@@ -82,6 +84,18 @@ class Observer:
 
     def verdicts(self, pages: Ids, sources: Codes, verdicts: Codes) -> None:
         self.counters.count_verdicts(verdicts)
-        feedback = Feedback(pages, sources, verdicts)
+        self._feedback.append(Feedback(pages, sources, verdicts))
+        if len(self._feedback) > _ACCESSES_MAX:
+            self._show_feedback()
+
+    def _show_feedback(self) -> None:
+        if not self._feedback:
+            return
+        feedback = Feedback(
+            np.concatenate([f.pages for f in self._feedback]),
+            np.concatenate([f.sources for f in self._feedback]),
+            np.concatenate([f.verdicts for f in self._feedback]),
+        )
+        self._feedback = []
         self._planner.observe_feedback(feedback)
         self._predictor.on_feedback(feedback)

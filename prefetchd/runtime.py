@@ -34,6 +34,7 @@ Keys = Sequence[bytes] | NDArray[np.uint8]
 
 _KEY_BYTES = 16
 _CLOSE_TIMEOUT_NS = 30_000_000_000
+_STUCK = "all write buffers are busy; the device ends no write"
 
 
 class Runtime:
@@ -71,6 +72,8 @@ class Runtime:
 
     def pages(self, blocks: Ids, layer: int) -> Ids:
         """Page ids (int64) of one layer of these blocks."""
+        if not 0 <= layer < self.geometry.layers:
+            raise ValueError(f"layer {layer} of a store with {self.geometry.layers} pages a block")
         return self.geometry.page_ids(np.asarray(blocks, np.int64), layer)
 
     def demand(
@@ -85,7 +88,7 @@ class Runtime:
 
         Raises ValueError for repeated or unknown pages, or more than staging can hold at once.
         """
-        pages = np.ascontiguousarray(pages, np.int64)
+        pages = np.array(pages, np.int64)  # a copy: the caller may write the next ids into its own
         engine = self.engine
         if engine.core.reading:
             engine.collect()  # what has arrived is not late
@@ -106,6 +109,8 @@ class Runtime:
         return ticket
 
     def _check_demand(self, pages: Ids) -> None:
+        if pages.ndim != 1:
+            raise ValueError(f"pages are a 1-d array of ids, got shape {pages.shape}")
         if len(pages) > self.slots:
             raise ValueError(
                 f"{len(pages)} pages demanded at once, staging holds {self.slots}; "
@@ -120,8 +125,11 @@ class Runtime:
             raise ValueError("a page is demanded twice in one batch; make the ids distinct")
 
     def hint(self, hint: Hint) -> None:
-        """Say ahead of time what will be needed: PageHint, ChainHint or DoneHint."""
-        self.engine.handle(Hinted(hint))
+        """Say ahead of time what will be needed: PageHint, ChainHint or DoneHint.
+
+        Returns at once; the pump thread guesses and reads while the caller goes on.
+        """
+        self.engine.post(Hinted(hint))
 
     def put(self, keys: Keys, pages: NDArray[np.generic]) -> PutTicket:
         """Store blocks: `pages` of shape (blocks, layers, page_bytes) in bytes of any dtype.
@@ -134,19 +142,28 @@ class Runtime:
         rows = self._as_pages(pages, len(names))
         engine = self.engine
         with engine.lock:
+            engine.check()
             self._numbers += 1
             number = self._numbers
-            ticket = self._puts[number] = PutTicket(engine, len(names))
+            ticket = PutTicket(engine, len(names))
+            if names:
+                self._puts[number] = ticket
         for position, key in enumerate(names):
-            engine.wait(lambda: not engine.driver.writer.full)
+            deadline_ns = engine.clock() + self._timeout_ns
+            room = engine.wait(lambda: not engine.driver.writer.full, deadline_ns)
             with engine.lock:
-                self._put_block(number, position, key, rows[position])
+                engine.check()
+                if room:
+                    self._put_block(number, position, key, rows[position])
+                else:
+                    self._settle(number, position, -1, f"block {position} was not stored: {_STUCK}")
+        engine.wake()
         return ticket
 
     def _as_pages(self, pages: NDArray[np.generic], count: int) -> NDArray[np.uint8]:
         shape = (count, self.geometry.layers, self.page_bytes)
         flat = np.ascontiguousarray(pages).reshape(-1).view(np.uint8)
-        if flat.size != count * shape[1] * shape[2]:
+        if flat.size != count * shape[1] * shape[2] or pages.shape[:2] != shape[:2]:
             raise ValueError(
                 f"pages for {count} keys take {shape} bytes, got {flat.size} bytes "
                 f"(array of shape {pages.shape}, {pages.dtype})"

@@ -55,7 +55,8 @@ class Staging:
         self._free_count = slots
         self.reserve = min(_RESERVE_MAX, int(slots * _RESERVE_SHARE))
         self._queue: Slots = np.empty(0, np.int64)  # victims lined up, worst first
-        self._untold: list[Slots] = []  # filled by demands, not yet shown to the policy
+        # Filled, and not yet shown to the policy.
+        self._untold: dict[IoClass, list[Slots]] = {IoClass.DEMAND: [], IoClass.PREFETCH: []}
 
     def evictable(self) -> Mask:
         """Slots whose page may be thrown out (bool, one a slot), held ones excluded."""
@@ -73,12 +74,14 @@ class Staging:
         return self._evict(self._victims(lacking, IoClass.PREFETCH)) if lacking else NONE_EVICTED
 
     def tell_inserted(self) -> None:
-        """Show the policy the pages that demands have brought; they were in a hurry."""
-        if self._untold:
-            slots = np.concatenate(self._untold)
-            self._untold = []
-            slots = slots[self.page_of[slots] >= 0]
-            self.eviction.inserted(slots, self.page_of[slots], prefetched=False)
+        """Show the policy the pages that have come; whoever brought them was in a hurry."""
+        for io_class, untold in self._untold.items():
+            if untold:
+                slots = np.concatenate(untold)
+                untold.clear()
+                slots = slots[self.page_of[slots] >= 0]
+                prefetched = io_class == IoClass.PREFETCH
+                self.eviction.inserted(slots, self.page_of[slots], prefetched=prefetched)
 
     def place(
         self,
@@ -127,11 +130,7 @@ class Staging:
         self.prefetched[slots] = prefetched
         self.fresh[slots] = prefetched
         self.source[slots] = 0 if sources is None else sources
-        if prefetched:
-            self.tell_inserted()
-            self.eviction.inserted(slots, pages, prefetched=True)
-        else:
-            self._untold.append(slots)
+        self._untold[io_class].append(slots)
 
     def _victims(self, count: int, io_class: IoClass) -> Slots:
         queue = self._queue

@@ -30,6 +30,7 @@ class Stats:
     outcomes: dict[str, int]
     prefetch: dict[str, int]
     failures: dict[str, int]
+    hints_dropped: int
     retried: int
     failed: int
     expired: int
@@ -69,6 +70,7 @@ def take_stats(parts: Parts, engine: Engine) -> Stats:
             **verdicts,
         },
         failures=dict(driver.failures),
+        hints_dropped=engine.hints_dropped,
         retried=counters.retried,
         failed=counters.failed,
         expired=counters.expired,

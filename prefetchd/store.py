@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import logging
 import mmap
 import os
 import secrets
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,10 +38,13 @@ from prefetchd.format import (
 from prefetchd.hostinfo import Medium, errno_name, medium_of
 from prefetchd.layout import Layout
 
+log = logging.getLogger("prefetchd")
+
 _EXTENTS_NAME, _LOCK_NAME = "extents.dat", "owner.lock"
 _EXTENT_BYTES_MAX = 1 << 30  # one operation carries a whole extent
 _FILL_BYTES = 1 << 22
 _TRANSFER_TIMEOUT_NS = 30_000_000_000
+_SILENT = "the device does not answer; see the kernel log, or use another path"
 
 Ids64 = NDArray[np.int64]
 Progress = Callable[[int, int], None]
@@ -78,12 +83,40 @@ class Store:
             blocks = np.arange(start, min(shape.blocks, start + batch))
             rows = arena[: len(blocks) * shape.header_bytes].reshape(len(blocks), -1)
             offsets = shape.superblock_bytes + blocks * shape.extent_bytes
-            results = transfer(device, _operations(device, rows, READ, offsets))
-            for block in np.flatnonzero(results == shape.header_bytes):
-                header = decode_header(rows[block], shape)
+            whole = self._read_headers(device, rows, offsets)
+            for block, row in zip(blocks[whole].tolist(), rows[whole], strict=True):
+                header = decode_header(row, shape)
                 if header is not None:
-                    catalog.load(int(blocks[block]), header)
+                    catalog.load(block, header)
+            for block in blocks[~whole].tolist():
+                catalog.occupy(block)
         return catalog
+
+    def _read_headers(
+        self, device: StorageDevice, rows: NDArray[np.uint8], offsets: Ids64
+    ) -> NDArray[np.bool_]:
+        """Which rows were read as a whole; what fails is tried once more, and then said."""
+        ops = _operations(device, rows, READ, offsets)
+        whole = np.zeros(len(rows), np.bool_)
+        for _ in range(2):
+            left = np.flatnonzero(~whole)
+            again = ops[left]
+            again["tag"] = np.arange(len(left))
+            results = transfer(device, again)
+            whole[left] = results == rows.shape[1]
+            if (results == -errno.ETIMEDOUT).any():
+                reason = errno_name(errno.ETIMEDOUT)
+                raise StoreError(f"store {self.where}: reading the headers: {reason}; {_SILENT}")
+        if not whole.all():
+            reason = errno_name(int(results.min())) if results.min() < 0 else "short read"
+            log.warning(
+                "store %s: %d headers cannot be read: %s; what lies there is neither found nor "
+                "written over",
+                self.where,
+                np.count_nonzero(~whole),
+                reason,
+            )
+        return whole
 
     def _mark(self, device: StorageDevice, arena: Arena, *, clean: bool) -> None:
         """Write the superblock, flush it, read it back and compare."""
@@ -132,6 +165,8 @@ def plan_superblock(layout: Layout, blocks: int, alignment_bytes: int) -> Superb
         secrets.token_bytes(16),
         clean=True,
     )
+    if blocks < 1:
+        raise StoreError(f"a store holds at least one block, not {blocks}")
     if shape.extent_bytes > _EXTENT_BYTES_MAX:
         raise StoreError(
             f"a block of layout {layout.name} takes {shape.extent_bytes} bytes, more than the "
@@ -326,16 +361,16 @@ def _operations(device: StorageDevice, rows: NDArray[np.uint8], kind: int, offse
 def transfer(device: StorageDevice, ops: Ops) -> Ids64:
     """Carry out operations tagged 0..n-1 on an idle device; their results in order.
 
-    An operation that does not end within 30 s gives -ETIMEDOUT.
+    What does not end within 30 s gives -ETIMEDOUT. Late completions of others are passed over.
     """
     results = np.full(len(ops), -errno.ETIMEDOUT, np.int64)
     left, ended = ops, 0
-    while ended < len(ops):
+    deadline_ns = time.monotonic_ns() + _TRANSFER_TIMEOUT_NS
+    while ended < len(ops) and (patience_ns := deadline_ns - time.monotonic_ns()) > 0:
         left = left[device.submit(left) :]
-        device.wait(_TRANSFER_TIMEOUT_NS)
+        device.wait(patience_ns)  # which may return early, with nothing to reap
         done = device.reap()
-        if len(done) == 0:
-            break
-        results[done["tag"].astype(np.int64)] = done["result"]
-        ended += len(done)
+        mine = done[done["tag"] < len(ops)]
+        results[mine["tag"].astype(np.int64)] = mine["result"]
+        ended += len(mine)
     return results

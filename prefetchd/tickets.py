@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Generator
+from contextlib import suppress
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -16,7 +18,7 @@ from numpy.typing import NDArray
 
 from prefetchd.engine import Engine
 from prefetchd.gpu import GpuDevice, Push
-from prefetchd.model import Codes, Ids, Mask, Ready, Released, Slots
+from prefetchd.model import Codes, Ids, Mask, Ready, Slots
 
 
 class PageMissing(Exception):  # noqa: N818  (it is an answer, not a fault)
@@ -40,16 +42,32 @@ class _Awaitable:
             callback()
 
     def __await__(self) -> Generator[Any, None, Self]:
-        with self._engine.lock:
+        engine = self._engine
+        with engine.lock:
             pending = not self.done
             if pending:
+                engine.check()
                 loop = asyncio.get_running_loop()
                 future: asyncio.Future[None] = loop.create_future()
-                self._callbacks.append(lambda: loop.call_soon_threadsafe(_settle, future))
+                tell = partial(_tell, loop, future)
+                self._callbacks.append(tell)
+                engine.awaiting.append(tell)
         if pending:
-            self._engine.wake()
-            yield from future
+            try:
+                engine.wake()
+                yield from future
+            finally:
+                with engine.lock:
+                    engine.awaiting.remove(tell)
+            if not self.done:
+                engine.check()
         return self
+
+
+def _tell(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> None:
+    # The coroutine may have been cancelled and its loop closed: then nobody wants to know.
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(_settle, future)
 
 
 def _settle(future: asyncio.Future[None]) -> None:
@@ -155,7 +173,7 @@ class Ticket(_Awaitable):
         for push in self._pushes:
             if not push.sources_free():
                 push.wait()
-        self._engine.handle(Released(self.number))
+        self._engine.release(self.number)
 
     def __enter__(self) -> Self:
         return self.wait()

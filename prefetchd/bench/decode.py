@@ -3,9 +3,9 @@
 Decides what is timed and what is counted. Policy, device and pages are the runtime's; what the
 figures mean together is the replay's.
 
-A layer's time: demand its pages, wait, hand them to the GPU device; then its compute is a real
-wait of `layer_ns`, during which the hint for the next layer is given (as on a GPU, where the host
-runs ahead of the kernel) and the previous layer's pins are released. What was seen is only noted
+A layer's time: demand its pages, wait until they are readable, hand them to the GPU device; then
+its compute is a real wait of `layer_ns`, at whose start the hint for the next layer is given and
+the previous layer's pins are released. What was seen is only noted
 down then; it is checked and counted after the run, so that measuring costs the run nothing.
 """
 

@@ -1,0 +1,223 @@
+"""The store's file: made, owned, found again, refused in words that say what to do."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+import prefetchd
+from prefetchd import StoreError, store
+from prefetchd.format import decode_superblock, encode_superblock
+from tests.runtime_bench import (
+    BLOCKS,
+    PLAIN,
+    content,
+    keys,
+    layout,
+    open_plain,
+    read_all,
+)
+
+DIRECT = replace(PLAIN, device="threads")
+
+
+@pytest.fixture
+def kv(tmp_path: Path) -> Path:
+    """A store that holds two blocks, closed."""
+    with open_plain(tmp_path / "kv", DIRECT) as runtime:
+        runtime.put(keys(2), content(2)).wait()
+    return tmp_path / "kv"
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of one MiB of its own."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "none", disk], capture_output=True, text=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
+    yield disk
+    subprocess.run(["umount", "-l", disk], check=True)
+
+
+def refusal(act: Callable[[], Any]) -> str:
+    with pytest.raises(StoreError) as caught:
+        act()
+    return str(caught.value)
+
+
+def opening(path: Path, **options: Any) -> str:
+    return refusal(lambda: open_plain(path, replace(DIRECT, **options)))
+
+
+# --- making and finding ---
+
+
+def test_a_new_store_is_preallocated_and_reopens_after_a_clean_close(tmp_path: Path) -> None:
+    told: list[tuple[int, int]] = []
+    store.create(
+        tmp_path / "kv", layout(), BLOCKS, fill=True, progress=lambda *part: told.append(part)
+    )
+    opened = store.open_store(tmp_path / "kv", layout())
+    shape = opened.superblock
+    data = tmp_path / "kv" / "extents.dat"
+    assert shape.clean
+    assert data.stat().st_size == shape.file_bytes == told[-1][0] == told[-1][1]
+    assert data.stat().st_blocks * 512 >= shape.file_bytes, "not sparse"
+    opened.release()
+    assert "exists already" in refusal(
+        lambda: store.create(tmp_path / "kv", layout(), 1, fill=False)
+    )
+    with prefetchd.open(tmp_path / "kv", options=DIRECT):
+        assert not decode_superblock(np.fromfile(data, np.uint8, 4096)).clean
+    opened = store.open_store(tmp_path / "kv")
+    assert opened.superblock.clean
+    opened.release()
+
+
+@pytest.mark.parametrize("blocks", [0, -3])
+def test_a_store_holds_at_least_one_block(blocks: int, tmp_path: Path) -> None:
+    words = refusal(lambda: store.create(tmp_path / "kv", layout(), blocks, fill=False))
+    assert words == f"a store holds at least one block, not {blocks}"
+    assert not store.exists(tmp_path / "kv")
+
+
+def test_a_store_has_one_owner_who_is_named(kv: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from prefetchd import store;"
+        "opened = store.open_store(Path(sys.argv[1])); print('mine', flush=True); input()"
+    )
+    owner = subprocess.Popen(
+        [sys.executable, "-c", code, kv], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with owner:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == "mine\n"
+        words = opening(kv)
+        assert f"is in use by process {owner.pid} (python" in words
+        assert "stop it, or use another folder" in words
+        owner.kill()
+        owner.wait()
+        open_plain(kv, DIRECT).close()  # a lock ends with its process
+    with open_plain(kv, DIRECT):
+        assert f"process {os.getpid()} " in opening(kv)
+
+
+def test_a_refused_opening_gives_the_lock_back(kv: Path) -> None:
+    assert "holds no page" in opening(kv, staging_bytes=100)
+    with pytest.raises(prefetchd.RegistryError):
+        open_plain(kv, replace(DIRECT, evict="nonsense"))
+    open_plain(kv, DIRECT).close()
+
+
+# --- what is wrong with it ---
+
+
+def test_another_layout_is_named(kv: Path) -> None:
+    words = refusal(lambda: prefetchd.open(kv, layout(8_192), options=DIRECT))
+    assert "made for another layout: 3 pages of 12288 bytes" in words
+    assert "3 pages of 8192 bytes" in words
+
+
+def corrupt(path: Path, change: Callable[[bytearray], bytearray]) -> None:
+    data = path / "extents.dat"
+    data.write_bytes(change(bytearray(data.read_bytes())))
+
+
+def newer(content: bytearray) -> bytearray:
+    shape = msgspec.structs.replace(decode_superblock(np.array(content[:4096])), version=2)
+    content[:4096] = encode_superblock(shape).tobytes()
+    return content
+
+
+def flipped(content: bytearray) -> bytearray:
+    content[30] ^= 1
+    return content
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (newer, "format version 2, this program reads 1"),
+        (flipped, "superblock is damaged"),
+        (lambda content: content[:-4096], "is cut short"),
+        (lambda content: content[:10], "superblock is damaged"),
+        (lambda _: bytearray(), "does not begin as a prefetchd store"),
+        (lambda content: bytearray(len(content)), "does not begin as a prefetchd store"),
+    ],
+)
+def test_what_is_no_store_of_ours_is_told(
+    change: Callable[[bytearray], bytearray], words: str, kv: Path
+) -> None:
+    corrupt(kv, change)
+    said = opening(kv)
+    assert words in said
+    assert str(kv) in said
+
+
+def test_a_missing_store_and_a_missing_parent_are_told(tmp_path: Path) -> None:
+    words = refusal(lambda: prefetchd.open(tmp_path / "kv", options=DIRECT))
+    assert words == f"there is no store in {tmp_path / 'kv'}; create one first"
+    words = refusal(lambda: open_plain(tmp_path / "no" / "kv", DIRECT))
+    assert "ENOENT (No such file or directory); create its parent folder first" in words
+
+
+@pytest.mark.parametrize(
+    ("code", "remedy"),
+    [
+        (errno.EROFS, "mounted read-only; remount it or use another path"),
+        (errno.EACCES, "give this user read and write permission"),
+        (errno.EINVAL, "does not offer O_DIRECT; use a local disk file system"),
+        (errno.EIO, "see the kernel log"),
+    ],
+)
+def test_a_file_that_cannot_be_opened_is_told(
+    code: int, remedy: str, kv: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    really = os.open
+
+    def refusing(path: Any, flags: int, *rest: int, **others: int) -> int:
+        if flags & os.O_DIRECT:
+            raise OSError(code, os.strerror(code), path)
+        return really(path, flags, *rest, **others)
+
+    monkeypatch.setattr(os, "open", refusing)
+    words = opening(kv)
+    assert f"store {kv}: {errno.errorcode[code]} (" in words
+    assert remedy in words
+    monkeypatch.undo()
+    open_plain(kv, DIRECT).close()
+
+
+def test_a_read_only_file_system_is_told(small_disk: Path) -> None:
+    open_plain(small_disk / "kv", DIRECT).close()
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    for name in ("kv", "new"):
+        words = opening(small_disk / name)
+        assert "EROFS (Read-only file system)" in words
+        assert "remount it or use another path" in words
+
+
+def test_a_full_file_system_is_told_and_left_as_it_was(small_disk: Path) -> None:
+    words = refusal(lambda: store.create(small_disk / "kv", layout(), 10**4, fill=False))
+    assert "ENOSPC (No space left on device); the file system is full" in words
+    assert not store.exists(small_disk / "kv")
+    with open_plain(small_disk / "kv", DIRECT) as runtime:
+        assert runtime.medium.is_ram, "a tmpfs is no drive"
+        assert runtime.medium.file_system == "tmpfs"
+        assert np.array_equal(
+            read_all(runtime, runtime.put(keys(2), content(2)).blocks), content(2)
+        )

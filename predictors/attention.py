@@ -22,7 +22,7 @@ from prefetchd.predictor import Guess, Predictor
 
 HINT, HISTORY = 0, 1
 """The numbers of its sources."""
-FLOORS = (0.015, 0.15)
+FLOORS = (0.02, 0.15)
 """A guess less likely than this is not made, by source. A hint covers nearly all that is needed, so
 its tail still pays at one use in many reads; the tail of a mere history has no end."""
 RECENT_TURNS = 8
@@ -91,7 +91,7 @@ class Attention(Predictor):
     def on_page_hint(self, hint: PageHint) -> None:
         inside = (hint.pages >= 0) & (hint.pages < self.geometry.pages)
         pages, scores = hint.pages[inside], hint.scores[inside]
-        if self._history.layer >= 0:
+        if self._history.layer >= 0 and self._demands % LEARN_DEMANDS == 0:
             self._hints.learn(self._history.layer)
         for layer, mine in by_layer(pages, self.geometry):
             chance = self._hints.chance(pages[mine], scores[mine], layer)

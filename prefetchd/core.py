@@ -320,7 +320,9 @@ class Core:
         return [*self._plan(now_ns), PlanSoon()]
 
     def _idle(self, now_ns: int) -> list[Command]:
-        self._observer.show_all()
+        """One small step of what can wait: a demand must never wait for long behind it."""
+        if self._observer.show_next():
+            return [PlanSoon()]
         commands = [] if self._hint_driven else self._plan(now_ns)
         self._evicted(self.staging.replenish(), by_prefetch=False)
         return commands

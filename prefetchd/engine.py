@@ -92,6 +92,7 @@ class Engine:
         self._broken: BaseException | None = None
         self._inbox: queue.SimpleQueue[Hinted | None] = queue.SimpleQueue()  # None: look around
         self.hints_dropped = 0
+        self.urgent: deque[int] = deque()  # one entry a caller that is about to take the lock
         self._released: deque[int] = deque()
         self._front_wake = _bell(self)
         self._thread = threading.Thread(target=self._pump, name="prefetchd-pump", daemon=True)
@@ -223,6 +224,7 @@ class Engine:
                 if self._stopping:
                     return
                 if event is not None:
+                    self.give_way()
                     self.handle(event)
                 if self._turn():
                     nap_s = _PUMP_NAP_S
@@ -235,15 +237,23 @@ class Engine:
 
     def _turn(self) -> bool:
         """Learn and plan if asked, unless hints are waiting; collect what nobody waits for."""
-        now_ns = self.clock()
-        busy = self.core.reading or self.core.unanswered
-        wanted = self._plan_wanted or (bool(self._released) and self.core.unanswered > 0)
-        if self._inbox.empty() and (wanted or (busy and now_ns >= self._look_ns)):
+        while self._wanted() and self._inbox.empty() and not self._stopping:
+            self.give_way()
             with self.lock:
                 self._plan_wanted = False
-                self._look_ns = now_ns + _LOOK_NS
+                self._look_ns = self.clock() + _LOOK_NS
                 self.handle(Idle())
         return not self._foreground and self.collect()
+
+    def _wanted(self) -> bool:
+        core = self.core
+        overdue = (core.reading or core.unanswered) and self.clock() >= self._look_ns
+        return bool(self._plan_wanted or overdue or (self._released and core.unanswered))
+
+    def give_way(self) -> None:
+        """Let callers who are in a hurry have the lock first."""
+        while self.urgent:
+            time.sleep(0)
 
     def check(self) -> None:
         """Raise EngineError if the engine can do nothing more."""

@@ -5,7 +5,8 @@ layer), of a block (its use by the layers just computed) and how these add up to
 nothing of slots, hints or budgets: eviction and prediction build on the same estimate.
 
 A *turn* is one visit of a layer, which decode makes once a step; a new turn starts whenever the
-demanded layer changes. Memory is 20 bytes a page; the cost of a call depends on its batch only.
+demanded layer changes. Memory is 20 bytes a page. A turn costs a few passes over the blocks of one
+layer, all in a row in memory; after it, the estimate of any page is one look-up.
 """
 
 from __future__ import annotations
@@ -31,8 +32,7 @@ RANK_WEIGHT = 2.4
 PLAIN_RANK = 0.4
 """The rank of a demanded page whose scores the engine did not give."""
 
-_FADE_TURNS = 512  # after so many turns the longest average has faded to 1e-5
-_FADE_TICKS = 128
+_NEVER = -(1 << 30)
 
 
 class UseHistory:
@@ -40,66 +40,59 @@ class UseHistory:
 
     def __init__(self, geometry: Geometry) -> None:
         self.geometry = geometry
-        # One row of padding on either side lets every page look at the blocks before and after it.
-        padded = geometry.pages + 2 * geometry.layers
-        self._use = np.zeros((padded, len(HALF_LIVES)), np.float32)
-        self._middle_use = np.zeros(padded, np.float32)  # the middle column, alone
-        self._turn = np.full(padded, -_FADE_TURNS, np.int32)  # never
-        self._turns = np.zeros(geometry.layers, np.int32)
-        self._heat = np.zeros(geometry.blocks, np.float32)
-        self._heat_tick = np.zeros(geometry.blocks, np.int64)
-        self._tick = 0
-        self._demand = np.zeros(geometry.layers, np.int64)
+        layers, blocks = geometry.layers, geometry.blocks
+        # One column of padding on either side lets every block look at those before and after it.
+        self._use = np.zeros((layers, len(HALF_LIVES), blocks + 2), np.float32)
+        self._odds = np.full(layers * blocks, BIAS, np.float32)  # without heat, by layer
+        self._stale: list[int] = []  # layers whose odds are to be reckoned again
+        self._turn = np.full(geometry.pages, _NEVER, np.int32)
+        self._turns = np.zeros(layers, np.int32)
+        self._heat = np.zeros(blocks, np.float32)
+        self._demand = np.zeros(layers, np.int64)
         self.layer = -1
         """The layer whose turn it is; -1 before the first."""
 
         keep = np.exp2(-1.0 / np.array(HALF_LIVES))
-        self._gain = (1.0 - keep).astype(np.float32)
-        self._fade = (keep ** np.arange(_FADE_TURNS)[:, None]).astype(np.float32)
-        self._middle_fade = self._fade[:, 1].copy()
+        self._keep = keep.astype(np.float32)[:, None]
+        self._gain = (1.0 - keep).astype(np.float32)[:, None]
         self._weights = np.array(USE_WEIGHTS, np.float32)
-        cooling = np.exp(-1.0 / HEAT_LAYERS)
-        self._heat_gain = np.float32(1.0 - cooling)
-        self._cooling = (cooling ** np.arange(_FADE_TICKS)).astype(np.float32)
-        self._cooling[-1] = 0.0
+        self._cooling = np.float32(np.exp(-1.0 / HEAT_LAYERS))
+        self._heat_gain = np.float32(1.0) - self._cooling
 
     def turn_to(self, layer: int) -> None:
         """The layer's next turn begins: what it does not demand now fades by one turn."""
         self.layer = layer
         self._turns[layer] += 1
         self._demand[layer] = 0
-        self._tick += 1
+        self._use[layer] *= self._keep
+        self._heat *= self._cooling
+        self._changed(layer)
 
     def used(self, pages: Ids) -> None:
         """These pages of the layer whose turn it is are demanded. A repeat in one turn is free."""
-        layers = self.geometry.layers
-        rows = pages + layers
         turn = self._turns[self.layer]
-        age = turn - self._turn[rows]
-        if not age.all():
-            pages = pages[age > 0]
-            rows, age = pages + layers, age[age > 0]
-        use = self._use.take(rows, axis=0)
-        use *= self._fade.take(age, axis=0, mode="clip")
-        use += self._gain
-        self._use[rows] = use
-        self._middle_use[rows] = use[:, 1]
-        self._turn[rows] = turn
-        blocks = pages // layers
-        self._heat[blocks] = self.heat(blocks) + self._heat_gain
-        self._heat_tick[blocks] = self._tick
+        new = self._turn[pages] != turn
+        if not new.all():
+            pages = pages[new]
+        blocks = pages // self.geometry.layers
+        self._use[self.layer][:, blocks + 1] += self._gain
+        self._turn[pages] = turn
+        self._heat[blocks] += self._heat_gain
         self._demand[self.layer] += len(blocks)
+        self._changed(self.layer)
+
+    def _changed(self, layer: int) -> None:
+        if layer not in self._stale:
+            self._stale.append(layer)
 
     def used_this_turn(self, pages: Ids) -> Mask:
         """Which of these pages were demanded in the latest turn of their layer."""
-        layers = self.geometry.layers
-        used: Mask = self._turn[pages + layers] == self._turns[pages % layers]
+        used: Mask = self._turn[pages] == self._turns[pages % self.geometry.layers]
         return used
 
     def turns_since_use(self, pages: Ids) -> NDArray[np.int32]:
         """Turns of its layer since each page was demanded, 0 in the turn of its demand."""
-        layers = self.geometry.layers
-        turns: NDArray[np.int32] = self._turns[pages % layers] - self._turn[pages + layers]
+        turns: NDArray[np.int32] = self._turns[pages % self.geometry.layers] - self._turn[pages]
         return turns
 
     def turns(self, layer: int) -> int:
@@ -119,30 +112,26 @@ class UseHistory:
 
     def log_odds(self, pages: Ids) -> Scores:
         """The same estimate before the logistic curve, without the rank."""
-        layers = self.geometry.layers
+        for layer in self._stale:
+            self._reckon(layer)
+        self._stale.clear()
+        layers, count = self.geometry.layers, self.geometry.blocks
         blocks = pages // layers
-        turns = self._turns.take(pages - blocks * layers)
-        rows = pages + layers
-        use = self._use.take(rows, axis=0)
-        use *= self._fade.take(turns - self._turn.take(rows), axis=0, mode="clip")
-        odds: Scores = np.sqrt(use, out=use) @ self._weights
-        odds += np.float32(NEIGHBOUR_WEIGHT) * np.sqrt(self._beside(pages, turns))
-        odds += np.float32(HEAT_WEIGHT) * self.heat(blocks)
-        odds += np.float32(BIAS)
+        odds: Scores = self._odds.take((pages - blocks * layers) * count + blocks)
+        odds += np.float32(HEAT_WEIGHT) * self._heat.take(blocks)
         return odds
 
-    def _beside(self, pages: Ids, turns: NDArray[np.int32]) -> Scores:
-        """The middle average of the blocks before and after, added up."""
-        rows = np.concatenate([pages, pages + 2 * self.geometry.layers]).reshape(2, len(pages))
-        use = self._middle_use.take(rows)
-        use *= self._middle_fade.take(turns - self._turn.take(rows), mode="clip")
-        beside: Scores = use[0] + use[1]
-        return beside
+    def _reckon(self, layer: int) -> None:
+        use, count = self._use[layer], self.geometry.blocks
+        odds = self._odds[layer * count : (layer + 1) * count]
+        np.matmul(self._weights, np.sqrt(use[:, 1:-1]), out=odds)
+        middle = use[1]
+        odds += np.float32(NEIGHBOUR_WEIGHT) * np.sqrt(middle[:-2] + middle[2:])
+        odds += np.float32(BIAS)
 
     def heat(self, blocks: Ids) -> Scores:
         """How much the layers just computed used each block: 0 to 1, float32."""
-        age = self._tick - self._heat_tick.take(blocks)
-        heat: Scores = self._heat.take(blocks) * self._cooling.take(age, mode="clip")
+        heat: Scores = self._heat.take(blocks)
         return heat
 
 

@@ -176,7 +176,7 @@ class Completed:
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """Nothing urgent is waiting: time to predict, plan and sweep deadlines."""
+    """Nothing urgent is waiting: time to learn a little, to plan, to look at deadlines."""
 
 
 Event = Demanded | Released | Hinted | Completed | Idle

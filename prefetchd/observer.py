@@ -15,7 +15,8 @@ from prefetchd.planner import Planner
 from prefetchd.predictor import Guess, Predictor
 from prefetchd.staging import Staging
 
-_ACCESSES_MAX = 64  # of anything not yet shown; of accesses the oldest is dropped first
+_UNSEEN_MAX = 64  # demands and guesses not yet shown; the oldest is dropped first
+_FEEDBACK_BATCH = 8
 
 
 class Observer:
@@ -25,15 +26,11 @@ class Observer:
         self._predictor = predictor
         self._planner = planner
         self._feedback: list[Feedback] = []
-        self._accesses: deque[Access] = deque(maxlen=_ACCESSES_MAX)
-        self._touches: list[tuple[Slots, Access] | Guess] = []
+        self._unseen: deque[tuple[Slots, Access] | Guess] = deque(maxlen=_UNSEEN_MAX)
 
     def demanded(self, slots: Slots, access: Access) -> None:
         self.counters.count_outcomes(access.outcomes)
-        self._touches.append((slots, access))
-        self._accesses.append(access)
-        if len(self._touches) > _ACCESSES_MAX:
-            self.show_touches()
+        self._unseen.append((slots, access))
 
     def guessed(self, guess: Guess) -> None:
         """Shown to the eviction policy in turn with the demands around it."""
@@ -41,33 +38,33 @@ class Observer:
         if guess.confidence is None or len(pages) == 0:
             return
         if pages.min() >= 0 and pages.max() < len(self._staging.slot_of):
-            self._touches.append(guess)
+            self._unseen.append(guess)
 
-    def show_all(self) -> None:
-        """Let the policies learn from everything they have not seen."""
-        self._show_feedback()
-        self.show_touches()
-        while self._accesses:
-            self._predictor.on_access(self._accesses.popleft())
-
-    def show_touches(self) -> None:
-        """Show demands to the eviction policy, as far as their pages are still in their slots."""
-        touches, self._touches = self._touches, []
-        for told in touches:
+    def show_next(self) -> bool:
+        """Let the policies learn from the oldest thing they have not seen; whether more is left."""
+        if self._unseen:
+            told = self._unseen.popleft()
             if isinstance(told, Guess):
                 assert told.confidence is not None
                 self._staging.eviction.expected(told.pages, told.confidence)
-                continue
-            slots, access = told
-            self._staging.eviction.demanded(access.pages, access.scores)
-            self._staging.tell_inserted()
-            placed = slots >= 0
-            here = placed & (self._staging.page_of[np.where(placed, slots, 0)] == access.pages)
-            if here.all():
-                self._staging.eviction.touched(slots, access.pages, access.scores)
-            elif here.any():
-                scores = None if access.scores is None else access.scores[here]
-                self._staging.eviction.touched(slots[here], access.pages[here], scores)
+            else:
+                self._show_demand(*told)
+        if not self._unseen and len(self._feedback) >= _FEEDBACK_BATCH:
+            self._show_feedback()
+        return bool(self._unseen)
+
+    def _show_demand(self, slots: Slots, access: Access) -> None:
+        """Show a demand, to the eviction policy as far as its pages are still in their slots."""
+        self._staging.eviction.demanded(access.pages, access.scores)
+        self._staging.tell_inserted()
+        placed = slots >= 0
+        here = placed & (self._staging.page_of[np.where(placed, slots, 0)] == access.pages)
+        if here.all():
+            self._staging.eviction.touched(slots, access.pages, access.scores)
+        elif here.any():
+            scores = None if access.scores is None else access.scores[here]
+            self._staging.eviction.touched(slots[here], access.pages[here], scores)
+        self._predictor.on_access(access)
 
     def prefetches_used(self, slots: Slots, *, late: Codes) -> None:
         """Prefetched pages were demanded for the first time; `late` is 1 where still on the way."""
@@ -85,8 +82,6 @@ class Observer:
     def verdicts(self, pages: Ids, sources: Codes, verdicts: Codes) -> None:
         self.counters.count_verdicts(verdicts)
         self._feedback.append(Feedback(pages, sources, verdicts))
-        if len(self._feedback) > _ACCESSES_MAX:
-            self._show_feedback()
 
     def _show_feedback(self) -> None:
         if not self._feedback:

@@ -61,6 +61,7 @@ class Planner:
         self._allowance_ns = 0.0
         self._allowance_at_ns: int | None = None
         self._verdicts = np.zeros((_SOURCES_MAX, len(Verdict)))
+        self._precision = np.ones(_SOURCES_MAX)
         self._probes = np.zeros(_SOURCES_MAX, np.int64)
         self._first = np.zeros(0, np.int32)  # scratch, by page
 
@@ -83,6 +84,8 @@ class Planner:
         counts = np.zeros_like(self._verdicts)
         np.add.at(counts, (feedback.sources, feedback.verdicts), 1)
         self._verdicts = self._verdicts * _FEEDBACK_DECAY ** len(feedback.pages) + counts
+        wanted = self._verdicts[:, Verdict.USEFUL] + self._verdicts[:, Verdict.LATE]
+        self._precision = (wanted + 4) / (self._verdicts.sum(axis=1) + 4)
 
     def device_times_ns(self) -> tuple[float, float]:
         """(base latency, service time per page), both 0 until something was read."""
@@ -95,9 +98,7 @@ class Planner:
 
     def precision(self) -> NDArray[np.float64]:
         """Per source: the share of its ended prefetches that were demanded, optimistic at first."""
-        wanted = self._verdicts[:, Verdict.USEFUL] + self._verdicts[:, Verdict.LATE]
-        precision: NDArray[np.float64] = (wanted + 4) / (self._verdicts.sum(axis=1) + 4)
-        return precision
+        return self._precision
 
     # --- spending ---
 

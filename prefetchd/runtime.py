@@ -90,22 +90,30 @@ class Runtime:
         """
         pages = np.array(pages, np.int64)  # a copy: the caller may write the next ids into its own
         engine = self.engine
-        if engine.core.reading:
-            engine.collect()  # what has arrived is not late
         timeout_ns = self._timeout_ns if timeout_s is None else int(timeout_s * 1e9)
-        with engine.lock:
-            self._check_demand(pages)
-            self._numbers += 1
-            ticket = Ticket(engine, self._parts.gpu, self._staged, self._numbers, pages)
-            self._tickets[ticket.number] = ticket
-            deadline_ns = engine.clock() + timeout_ns
-            try:
-                engine.handle(Demanded(ticket.number, pages, deadline_ns, request, scores))
-            except BaseException:
-                self._tickets.pop(ticket.number, None)
-                raise
+        engine.urgent.append(1)
+        try:
+            if engine.core.reading:
+                engine.collect()  # what has arrived is not late
+            with engine.lock:
+                ticket = self._open_ticket(pages)
+                deadline_ns = engine.clock() + timeout_ns
+                try:
+                    engine.handle(Demanded(ticket.number, pages, deadline_ns, request, scores))
+                except BaseException:
+                    self._tickets.pop(ticket.number, None)
+                    raise
+        finally:
+            engine.urgent.pop()
         if ticket.done:
             engine.wake()
+        return ticket
+
+    def _open_ticket(self, pages: Ids) -> Ticket:
+        self._check_demand(pages)
+        self._numbers += 1
+        ticket = Ticket(self.engine, self._parts.gpu, self._staged, self._numbers, pages)
+        self._tickets[ticket.number] = ticket
         return ticket
 
     def _check_demand(self, pages: Ids) -> None:

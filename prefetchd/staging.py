@@ -17,7 +17,7 @@ from prefetchd.model import NO_IDS, Codes, Geometry, Ids, IoClass, Mask, Scores,
 FREE, READING, READY, ABANDONED = range(4)
 _KEPT_SHARE_MAX = 0.5  # of the slots: what a predictor may ask to hold
 _RESERVE_MAX, _RESERVE_SHARE = 8, 1 / 256  # slots kept free for demands
-_VICTIMS_AHEAD = 24
+_VICTIMS_LOW, _VICTIMS_HIGH = 16, 32  # chosen ahead of time; fewer than that: choose anew
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +66,12 @@ class Staging:
     def replenish(self) -> Evicted:
         """Empty the worst slots until the reserve for demands is there again, and choose the
         victims of what comes next: now, so that neither a demand nor a hint need wait for it."""
-        self.tell_inserted()
         lacking = max(0, self.reserve - self._free_count)
-        if self._free_count >= lacking + _VICTIMS_AHEAD:
+        if lacking == 0 and self._free_count + len(self._queue) >= _VICTIMS_LOW:
             return NONE_EVICTED
-        self._queue = self.eviction.victims(lacking + _VICTIMS_AHEAD, self.evictable())
+        if lacking or len(self._queue) < _VICTIMS_LOW:
+            self.tell_inserted()
+            self._queue = self.eviction.victims(lacking + _VICTIMS_HIGH, self.evictable())
         return self._evict(self._victims(lacking, IoClass.PREFETCH)) if lacking else NONE_EVICTED
 
     def tell_inserted(self) -> None:

@@ -1,4 +1,4 @@
-"""Small runtimes for tests: layouts, pages that are all different, devices that go wrong to order."""
+"""Small runtimes for tests: layouts, pages that are all different, devices that fail to order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from prefetchd import Layout, Options, Runtime, uniform
 from prefetchd.core import CoreLimits
 from prefetchd.devices.faulty import Faults, Faulty
 from prefetchd.devices.memory import Memory
-from prefetchd.model import Ids
+from prefetchd.model import Idle, Ids
 
 BLOCKS, LAYERS, PAGE_BYTES = 8, 3, 12_288
 OPENING = 3 + BLOCKS
@@ -68,6 +68,12 @@ class FaultyRuntime:
 
     def __exit__(self, *_: object) -> None:
         self.runtime.close()
+
+
+def pinned(runtime: Runtime) -> int:
+    """Slots that somebody holds, once every release has been acted on."""
+    runtime.engine.handle(Idle())
+    return runtime.stats().slots_pinned
 
 
 def read_all(runtime: Runtime, blocks: Ids) -> NDArray[np.uint8]:

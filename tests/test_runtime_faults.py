@@ -28,6 +28,7 @@ from tests.runtime_bench import (
     content,
     keys,
     open_plain,
+    pinned,
     read_all,
 )
 
@@ -89,10 +90,11 @@ def test_a_read_that_does_not_end_is_missing_in_time(
         device: Any = runtime._parts.device
         device.release_stalled()
         runtime.engine.wait(lambda: runtime.engine.core.reading == (fault == "lose"), 10**18)
-        held = [runtime.demand(runtime.pages(blocks[1:], layer), timeout_s=0) for layer in (0, 1)]
-        shown = [ticket.wait().missing.any() for ticket in held]
-        assert shown == [False, fault == "lose"], "a stalled slot comes back, a lost one does not"
-        assert np.array_equal(held[0].view(0), pages[1, 0])
+        first = runtime.demand(runtime.pages(blocks[1:], 0)).wait()
+        assert np.array_equal(first.view(0), pages[1, 0])
+        patience_s = 0 if fault == "lose" else 60
+        second = runtime.demand(runtime.pages(blocks[1:], 1), timeout_s=patience_s).wait()
+        assert second.missing[0] == (fault == "lose"), "what was only late gave its slot back"
 
 
 def test_a_demand_ends_before_its_read_when_it_must() -> None:
@@ -165,7 +167,7 @@ def test_no_fault_at_any_rate_shows_a_wrong_byte(
                         assert np.array_equal(ticket.view(place), pages[chosen[place], layer])
         assert missing > 0
         assert min(devices[0].injected[kind] for kind in ("eio", "short", "flip", "stall")) > 0
-        assert runtime.stats().slots_pinned == 0
+        assert pinned(runtime) == 0
         runtime._parts.core.staging.check()
         devices[0]._bounds[:] = 0
 

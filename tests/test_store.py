@@ -44,9 +44,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of one MiB of its own."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "none", disk], capture_output=True, text=True
-    )
+    mount: list[str | Path] = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", disk]
+    mounted = subprocess.run(mount, check=False, capture_output=True, text=True)
     if mounted.returncode:
         pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
     yield disk

@@ -22,7 +22,7 @@ from prefetchd.predictor import Guess, Predictor
 
 HINT, HISTORY = 0, 1
 """The numbers of its sources."""
-FLOORS = (0.02, 0.15)
+FLOORS = (0.03, 0.15)
 """A guess less likely than this is not made, by source. A hint covers nearly all that is needed, so
 its tail still pays at one use in many reads; the tail of a mere history has no end."""
 RECENT_TURNS = 8
@@ -89,13 +89,16 @@ class Attention(Predictor):
             self._odds.learn(weighed[1], history.used_this_turn(weighed[0]))
 
     def on_page_hint(self, hint: PageHint) -> None:
-        inside = (hint.pages >= 0) & (hint.pages < self.geometry.pages)
-        pages, scores = hint.pages[inside], hint.scores[inside]
+        pages, scores = hint.pages, hint.scores
+        if len(pages) == 0:
+            return
+        if pages.min() < 0 or pages.max() >= self.geometry.pages:
+            inside = (pages >= 0) & (pages < self.geometry.pages)
+            pages, scores = pages[inside], scores[inside]
         if self._history.layer >= 0 and self._demands % LEARN_DEMANDS == 0:
             self._hints.learn(self._history.layer)
         for layer, mine in by_layer(pages, self.geometry):
-            chance = self._hints.chance(pages[mine], scores[mine], layer)
-            self._hinted[layer] = (pages[mine], chance)
+            self._hinted[layer] = self._hints.ranked(pages[mine], scores[mine], layer)
 
     def on_feedback(self, feedback: Feedback) -> None:
         right = feedback.verdicts != Verdict.WASTED
@@ -108,29 +111,34 @@ class Attention(Predictor):
                 self._right[source] = self._right[source] * fade + np.count_nonzero(right & mine)
 
     def predict(self, now_ns: int, limit: int) -> Guess:
-        if self._history.layer < 0 and not self._hinted:
-            return Guess()
         if self._hinted:
-            source = HINT
-            pages = np.concatenate([pages for pages, _ in self._hinted.values()])
-            chance = np.concatenate([chance for _, chance in self._hinted.values()])
-        else:
-            source = HISTORY
-            pages, features = self._weigh(int(self._next_layer[self._history.layer]))
-            chance = self._odds.chance(features)
-        return self._guess(pages, chance, source, limit)
+            return self._guess(*self._all_hinted(), HINT, limit)
+        if self._history.layer < 0:
+            return Guess()
+        pages, features = self._weigh(int(self._next_layer[self._history.layer]))
+        chance = self._odds.chance(features)
+        order = np.argsort(-chance, kind="stable")
+        return self._guess(pages[order], chance[order], HISTORY, limit)
+
+    def _all_hinted(self) -> tuple[Ids, Scores]:
+        """What is hinted, most likely first, whatever the layer."""
+        hints = list(self._hinted.values())
+        if len(hints) == 1:
+            return hints[0]
+        chance = np.concatenate([chance for _, chance in hints])
+        order = np.argsort(-chance, kind="stable")
+        return np.concatenate([pages for pages, _ in hints])[order], chance[order]
 
     def _guess(self, pages: Ids, chance: Scores, source: int, limit: int) -> Guess:
+        """As many of `pages` (most likely first) as are likely enough to be said."""
         precision = self._right[source] / self._ended[source]
-        trust = min(1.0, precision / PRECISION_ENOUGH[source])
-        order = np.argsort(-chance, kind="stable")
+        trust = np.float32(min(1.0, precision / PRECISION_ENOUGH[source]))
         likely = int(np.count_nonzero(chance * trust >= FLOORS[source]))
         if likely == 0 and self._demands % TRIAL_DEMANDS == 0:
             likely = 1
-        order = order[: min(likely, limit)]
-        pages, chance = pages[order], chance[order]
-        sources = np.full(len(pages), source, np.uint8)
-        return Guess(pages, chance * np.float32(trust), sources=sources)
+        likely = min(likely, limit)
+        sources = np.full(likely, source, np.uint8)
+        return Guess(pages[:likely], chance[:likely] * trust, sources=sources)
 
     def _weigh(self, layer: int) -> tuple[Ids, Features]:
         """Candidates for the coming turn of `layer`, and what speaks for each.

@@ -62,7 +62,7 @@ from prefetchd.model import (
 )
 from prefetchd.observer import Observer
 from prefetchd.planner import NO_PLAN, Plan, Planner
-from prefetchd.predictor import Predictor
+from prefetchd.predictor import Predictor, in_range
 from prefetchd.staging import ABANDONED, READING, READY, Evicted, Staging
 
 _HINT_DRIVEN_DEMANDS = 8  # for so many demands after a hint, planning waits for the next hint
@@ -331,18 +331,22 @@ class Core:
         guess = self.predictor.predict(now_ns, self.limits.candidates)
         if len(guess.keep) or self.staging.kept.any():
             self.staging.keep(guess.keep)
+        if len(guess.pages):
+            guess = in_range(guess, len(self.staging.slot_of))
         self._observer.guessed(guess)
         self._pending = self.planner.plan(guess, self.staging.slot_of, now_ns)
-        return self._issue(now_ns)
+        return self._issue(now_ns, checked=True)
 
-    def _issue(self, now_ns: int) -> list[Command]:
+    def _issue(self, now_ns: int, *, checked: bool = False) -> list[Command]:
         """Start what the plan still holds, unless a demand waits, as far as the depth allows."""
         room = self.limits.prefetch_depth - self._prefetching
         if room <= 0 or len(self._pending.pages) == 0 or self._demands.waiting:
             return []
-        plan, self._pending = self._pending.split(room)
-        absent = self.staging.slot_of[plan.pages] < 0
-        if not absent.all():
+        plan, self._pending = self._pending, NO_PLAN
+        if len(plan.pages) > room:
+            plan, self._pending = plan.split(room)
+        if not checked:  # some may have come meanwhile
+            absent = self.staging.slot_of[plan.pages] < 0
             plan = Plan(plan.pages[absent], plan.sources[absent], plan.confidence[absent])
         slots = self._take_slots(plan.pages, IoClass.PREFETCH, plan)
         if len(slots) == 0:

@@ -1,7 +1,7 @@
 """How far to believe a hint: the chance that a hinted page is really demanded.
 
-Combines a page's rank within its layer's hint with its own history, and learns from every hint how
-much either says. Scores are used by order only, so an engine may give masses, logits or anything
+Decides it from the page's rank among the hinted, and learns from what came true how fast belief
+falls with rank. Scores are used by order only, so an engine may give masses, logits or anything
 that grows with importance. Knows nothing of slots or budgets.
 """
 
@@ -11,10 +11,10 @@ import numpy as np
 
 from prefetchd.history import UseHistory
 from prefetchd.model import Geometry, Ids, Scores
-from prefetchd.odds import Features, Odds
+from prefetchd.odds import Odds, logistic
 
-START = (3.9, -3.6, 0.63)
-"""Log odds: constant, per rank (1 = as many ranked above as the layer demands), per history."""
+START = (1.5, -3.6)
+"""Log odds: constant, and per rank (1 = as many ranked above as the layer demands)."""
 RANK_MAX = 1.6
 """Beyond this rank the order of a hint says nothing more."""
 PRIOR_SAMPLES = 200.0
@@ -26,21 +26,29 @@ class HintOdds:
     def __init__(self, geometry: Geometry, history: UseHistory) -> None:
         self._history = history
         self._odds = Odds(START, PRIOR_SAMPLES)
-        self._pending: list[tuple[int, Ids, Features] | None] = [None] * geometry.layers
+        self._pending: list[tuple[int, Ids, float] | None] = [None] * geometry.layers
+        self._places = np.arange(1024, dtype=np.float32)
 
-    def chance(self, pages: Ids, scores: Scores, layer: int) -> Scores:
-        """The chance (0..1, float32) that pages of `layer` are demanded at its next turn.
+    def ranked(self, pages: Ids, scores: Scores, layer: int) -> tuple[Ids, Scores]:
+        """Pages of `layer`, most likely first, and the chance (0..1, float32) of each that it is
+        demanded at the layer's next turn.
 
         Remembered for `learn`; a later hint for the same layer replaces an earlier one.
         """
-        features = np.ones((len(pages), 3))
-        ranks = np.empty(len(pages))
-        ranks[np.argsort(-scores, kind="stable")] = np.arange(len(pages))
-        expected = self._history.demand(layer) or 0.5 * len(pages)
-        features[:, 1] = np.minimum(ranks / expected, RANK_MAX)
-        features[:, 2] = self._history.log_odds(pages)
-        self._pending[layer] = (self._history.turns(layer), pages, features)
-        return self._odds.chance(features)
+        count = len(pages)
+        pages = pages[np.argsort(-scores, kind="stable")]
+        expected = float(self._history.demand(layer) or 0.5 * count)
+        self._pending[layer] = (self._history.turns(layer), pages, expected)
+        bias, slope = self._odds.weights
+        return pages, logistic(self._ranks(count, expected) * np.float32(slope) + np.float32(bias))
+
+    def _ranks(self, count: int, expected: float) -> Scores:
+        if count > len(self._places):
+            self._places = np.arange(2 * count, dtype=np.float32)
+        ranks: Scores = np.minimum(
+            self._places[:count] * np.float32(1 / expected), np.float32(RANK_MAX)
+        )
+        return ranks
 
     def learn(self, layer: int) -> None:
         """Compare the hint for the turn that `layer` had with what was demanded, if there is one.
@@ -51,5 +59,7 @@ class HintOdds:
         if pending is None or pending[0] == self._history.turns(layer):
             return
         self._pending[layer] = None
-        _, pages, features = pending
+        _, pages, expected = pending
+        features = np.ones((len(pages), 2))
+        features[:, 1] = self._ranks(len(pages), expected)
         self._odds.learn(features, self._history.used_this_turn(pages))

@@ -34,10 +34,7 @@ class Observer:
 
     def guessed(self, guess: Guess) -> None:
         """Shown to the eviction policy in turn with the demands around it."""
-        pages = guess.pages
-        if guess.confidence is None or len(pages) == 0:
-            return
-        if pages.min() >= 0 and pages.max() < len(self._staging.slot_of):
+        if guess.confidence is not None and len(guess.pages):
             self._unseen.append(guess)
 
     def show_next(self) -> bool:

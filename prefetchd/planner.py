@@ -63,7 +63,7 @@ class Planner:
         self._verdicts = np.zeros((_SOURCES_MAX, len(Verdict)))
         self._precision = np.ones(_SOURCES_MAX)
         self._probes = np.zeros(_SOURCES_MAX, np.int64)
-        self._first = np.zeros(0, np.int32)  # scratch, by page
+        self._distrusted = False  # whether any source is below the floor
 
     # --- what has been measured ---
 
@@ -86,6 +86,7 @@ class Planner:
         self._verdicts = self._verdicts * _FEEDBACK_DECAY ** len(feedback.pages) + counts
         wanted = self._verdicts[:, Verdict.USEFUL] + self._verdicts[:, Verdict.LATE]
         self._precision = (wanted + 4) / (self._verdicts.sum(axis=1) + 4)
+        self._distrusted = bool(self._precision.min() < self.limits.precision_floor)
 
     def device_times_ns(self) -> tuple[float, float]:
         """(base latency, service time per page), both 0 until something was read."""
@@ -126,37 +127,24 @@ class Planner:
         return pages
 
     def plan(self, guess: Guess, slot_of: NDArray[np.int32], now_ns: int) -> Plan:
-        """Choose at most `budget()` absent pages of the guess, best first.
+        """Choose at most `budget()` absent pages of the guess, best first, each once.
 
-        `slot_of` maps page to slot, -1 where absent. Ids out of range are dropped.
+        `slot_of` maps page to slot, -1 where absent. All ids are in range.
         """
         self.advance(now_ns)
         pages = guess.pages[: self.limits.candidates_max]
         budget = self.budget()
         if len(pages) == 0 or budget <= 0:
             return NO_PLAN
-        places = self._absent(pages, slot_of)
-        places = places[self._allowed(places, guess.sources)][:budget]
+        places = np.flatnonzero(slot_of[pages] < 0)
+        if self._distrusted:
+            places = places[self._allowed(places, guess.sources)]
+        places = _distinct(pages, places, budget)
         chosen: Ids = pages[places]
         sources = self._sources(places, guess.sources)
         if guess.confidence is None:
             return Plan(chosen, sources, self.precision()[sources].astype(np.float32))
         return Plan(chosen, sources, guess.confidence[places])
-
-    def _absent(self, pages: Ids, slot_of: NDArray[np.int32]) -> Ids:
-        """Places in `pages` of pages in range and absent, each page once, order kept."""
-        if pages.min() < 0 or pages.max() >= len(slot_of):
-            places = np.flatnonzero((pages >= 0) & (pages < len(slot_of)))
-            places = places[slot_of[pages[places]] < 0]
-        else:
-            places = np.flatnonzero(slot_of[pages] < 0)
-        if len(self._first) < len(slot_of):
-            self._first = np.zeros(len(slot_of), np.int32)
-        # Written backwards, so that the first of several places of a page is the one that stays.
-        absent = pages[places]
-        self._first[absent[::-1]] = places[::-1]
-        kept: Ids = places[self._first[absent] == places]
-        return kept
 
     def _sources(self, places: Ids, sources: Codes | None) -> Codes:
         return np.zeros(len(places), np.uint8) if sources is None else sources[places]
@@ -171,3 +159,14 @@ class Planner:
             if self._probes[refused] % 16 == 0:
                 allowed[np.flatnonzero(~allowed)[0]] = True
         return allowed
+
+
+def _distinct(pages: Ids, places: Ids, count: int) -> Ids:
+    """The first `count` of `places` whose pages differ; guesses rarely repeat themselves."""
+    chosen = places[:count]
+    if len(set(pages[chosen].tolist())) == len(chosen):
+        return chosen
+    _, first = np.unique(pages[places], return_index=True)
+    first.sort()
+    kept: Ids = places[first[:count]]
+    return kept

@@ -82,3 +82,17 @@ class Predictor:
     def predict(self, now_ns: int, limit: int) -> Guess:
         """Return at most about `limit` pages, best first. Must not change what later calls see."""
         return Guess()
+
+
+def in_range(guess: Guess, pages: int) -> Guess:
+    """The guess without ids that no page has; they are the predictor's fault, not an error."""
+    if guess.pages.min() >= 0 and guess.pages.max() < pages:
+        return guess
+    real = (guess.pages >= 0) & (guess.pages < pages)
+    return Guess(
+        guess.pages[real],
+        None if guess.confidence is None else guess.confidence[real],
+        guess.deadline_ns,
+        None if guess.sources is None else guess.sources[real],
+        guess.keep,
+    )

@@ -30,7 +30,8 @@ class Evicted:
     sources: Codes
 
 
-NONE_EVICTED = Evicted(NO_IDS, NO_IDS, np.empty(0, np.uint8))
+NO_CODES: Codes = np.empty(0, np.uint8)
+NONE_EVICTED = Evicted(NO_IDS, NO_IDS, NO_CODES)
 
 
 class Staging:
@@ -72,7 +73,12 @@ class Staging:
         if lacking or len(self._queue) < _VICTIMS_LOW:
             self.tell_inserted()
             self._queue = self.eviction.victims(lacking + _VICTIMS_HIGH, self.evictable())
-        return self._evict(self._victims(lacking, IoClass.PREFETCH)) if lacking else NONE_EVICTED
+        if lacking == 0:
+            return NONE_EVICTED
+        victims = self._victims(lacking, IoClass.PREFETCH)
+        evicted = self._evict(victims)
+        self._give_back(victims)
+        return evicted
 
     def tell_inserted(self) -> None:
         """Show the policy the pages that have come; whoever brought them was in a hurry."""
@@ -100,29 +106,37 @@ class Staging:
         free = self._free_count
         if io_class == IoClass.PREFETCH:
             free = max(0, free - self.reserve)
-        evicted = NONE_EVICTED
-        if len(pages) > free:
+        if len(pages) <= free:
+            slots, evicted = self._take_free(len(pages)), NONE_EVICTED
+        else:
             victims = self._victims(len(pages) - free, io_class)
             if confidence is not None:
                 victims = self._worse(victims, confidence[free:])
             evicted = self._evict(victims)
-            free += len(victims)
-        count = min(len(pages), free)
-        slots = self._free[self._free_count - count : self._free_count][::-1].copy()
-        self._free_count -= count
-        self._fill(slots, pages[:count], io_class, None if sources is None else sources[:count])
+            slots = np.concatenate([self._take_free(free), victims]) if free else victims
+        if len(slots):
+            self._fill(slots, pages[: len(slots)], io_class, sources)
         return slots, evicted
 
+    def _take_free(self, count: int) -> Slots:
+        self._free_count -= count
+        return self._free[self._free_count : self._free_count + count][::-1].copy()
+
     def _evict(self, victims: Slots) -> Evicted:
+        """Part readable, unpinned slots from their pages; the caller has a use for the slots."""
         pages = self.page_of[victims]
-        unused = victims[self.fresh[victims]]
-        evicted = Evicted(pages, self.page_of[unused], self.source[unused])
-        self.free(victims)
-        return evicted
+        unused = self.fresh[victims]
+        self.tell_inserted()
+        self.eviction.removed(victims, pages)
+        self.slot_of[pages] = -1
+        self.page_of[victims] = -1
+        self.kept[victims] = False
+        if not unused.any():
+            return Evicted(pages, NO_IDS, NO_CODES)
+        self.fresh[victims] = False
+        return Evicted(pages, pages[unused], self.source[victims[unused]])
 
     def _fill(self, slots: Slots, pages: Ids, io_class: IoClass, sources: Codes | None) -> None:
-        if len(slots) == 0:
-            return
         self.slot_of[pages] = slots
         self.page_of[slots] = pages
         self.state[slots] = READING
@@ -130,7 +144,8 @@ class Staging:
         prefetched = io_class == IoClass.PREFETCH
         self.prefetched[slots] = prefetched
         self.fresh[slots] = prefetched
-        self.source[slots] = 0 if sources is None else sources
+        if sources is not None:
+            self.source[slots] = sources[: len(slots)]
         self._untold[io_class].append(slots)
 
     def _victims(self, count: int, io_class: IoClass) -> Slots:
@@ -160,6 +175,9 @@ class Staging:
     def free(self, slots: Slots) -> None:
         """Empty slots and return them to the free ones. Nobody may own them."""
         self.unmap(slots)
+        self._give_back(slots)
+
+    def _give_back(self, slots: Slots) -> None:
         self.state[slots] = FREE
         end = self._free_count + len(slots)
         self._free[self._free_count : end] = slots

@@ -97,8 +97,12 @@ class Attention(Predictor):
             pages, scores = pages[inside], scores[inside]
         if self._history.layer >= 0 and self._demands % LEARN_DEMANDS == 0:
             self._hints.learn(self._history.layer)
-        for layer, mine in by_layer(pages, self.geometry):
-            self._hinted[layer] = self._hints.ranked(pages[mine], scores[mine], layer)
+        # Only the latest hint counts: what an older one foretold has been demanded by now, or was
+        # already read for; demands may be shown a few layers late.
+        self._hinted = {
+            layer: self._hints.ranked(pages[mine], scores[mine], layer)
+            for layer, mine in by_layer(pages, self.geometry)
+        }
 
     def on_feedback(self, feedback: Feedback) -> None:
         right = feedback.verdicts != Verdict.WASTED

@@ -321,7 +321,8 @@ class Core:
 
     def _idle(self, now_ns: int) -> list[Command]:
         """One small step of what can wait: a demand must never wait for long behind it."""
-        if self._observer.show_next():
+        at_once = not self._hint_driven or self.staging.lacking() > 0
+        if self._observer.show_next(at_once=at_once):
             return [PlanSoon()]
         commands = [] if self._hint_driven else self._plan(now_ns)
         self._evicted(self.staging.replenish(), by_prefetch=False)

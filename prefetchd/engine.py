@@ -45,6 +45,8 @@ _SHARED_NAP_NS = 2_000_000  # the same while several threads wait for one device
 _PUMP_NAP_S, _PUMP_IDLE_S = 150e-6, 50e-3
 _LOOK_NS = 50_000_000  # how often deadlines are looked at while reads are in flight
 _INBOX_MAX = 64
+_TENDED_NS = 20_000_000  # so long after its last turn a caller is expected back
+_STEP_NS, _COLLECT_NS = 100_000, 200_000  # time to leave for a step, and for what has arrived
 
 
 class EngineError(Exception):
@@ -88,6 +90,7 @@ class Engine:
         self.awaiting: list[Callable[[], object]] = []  # told when there is nothing to come
         self._plan_wanted = False
         self._look_ns = 0
+        self._tended_ns = -_TENDED_NS
         self._stopping = False
         self._broken: BaseException | None = None
         self._inbox: queue.SimpleQueue[Hinted | None] = queue.SimpleQueue()  # None: look around
@@ -182,21 +185,48 @@ class Engine:
             self._inbox.put(None)  # somebody may be waiting for just these slots
 
     def post(self, event: Hinted) -> None:
-        """Leave a hint to the pump and go on. Raises EngineError when stopped.
+        """Take a hint: here and now if the caller tends the engine, else by the pump.
 
         A pump that cannot keep up loses hints rather than time: they are counted and dropped.
+        Raises EngineError when stopped.
         """
+        if self.tended():
+            self.handle(event)
+            return
         self.check()
         if self._inbox.qsize() >= _INBOX_MAX:
             self.hints_dropped += 1
         else:
             self._inbox.put(event)
 
+    def tend(self, until_ns: int) -> None:
+        """Give the engine this thread until then: learn, plan, collect; then just sleep.
+
+        A host thread that waits for its GPU anyway does here what the pump would otherwise do
+        beside it, at the price of the interpreter's lock going to and fro.
+        """
+        self._tended_ns = max(self._tended_ns, until_ns)
+        while self._wanted() and self.clock() < until_ns - _STEP_NS:
+            self._step()
+        self._sleep_until(until_ns - _COLLECT_NS)
+        if self.core.reading and self.clock() < until_ns:
+            self.collect()
+        self._sleep_until(until_ns)
+
+    def _sleep_until(self, when_ns: int) -> None:
+        left_ns = when_ns - self.clock()
+        if left_ns > 0:
+            time.sleep(left_ns / 1e9)
+
+    def tended(self) -> bool:
+        """Whether a caller has lately given the engine its idle time, so that the pump may rest."""
+        return self.clock() < self._tended_ns + _TENDED_NS
+
     def wake(self) -> None:
-        """Let the pump take over what is left to do."""
+        """Let the pump take over what is left to do, unless a caller tends to it."""
         core, driver = self.core, self.driver
         going_on = core.reading or driver.queued or driver.writer.in_flight
-        if self._plan_wanted or core.unanswered or going_on:
+        if (self._plan_wanted or core.unanswered or going_on) and not self.tended():
             self._inbox.put(None)
 
     def resolved(self) -> None:
@@ -237,13 +267,18 @@ class Engine:
 
     def _turn(self) -> bool:
         """Learn and plan if asked, unless hints are waiting; collect what nobody waits for."""
+        if self.tended():
+            return False
         while self._wanted() and self._inbox.empty() and not self._stopping:
             self.give_way()
-            with self.lock:
-                self._plan_wanted = False
-                self._look_ns = self.clock() + _LOOK_NS
-                self.handle(Idle())
+            self._step()
         return not self._foreground and self.collect()
+
+    def _step(self) -> None:
+        with self.lock:
+            self._plan_wanted = False
+            self._look_ns = self.clock() + _LOOK_NS
+            self.handle(Idle())
 
     def _wanted(self) -> bool:
         core = self.core

@@ -16,7 +16,7 @@ from prefetchd.predictor import Guess, Predictor
 from prefetchd.staging import Staging
 
 _UNSEEN_MAX = 64  # demands and guesses not yet shown; the oldest is dropped first
-_FEEDBACK_BATCH = 8
+_BATCH = 8
 
 
 class Observer:
@@ -26,6 +26,7 @@ class Observer:
         self._predictor = predictor
         self._planner = planner
         self._feedback: list[Feedback] = []
+        self._showing = False
         self._unseen: deque[tuple[Slots, Access] | Guess] = deque(maxlen=_UNSEEN_MAX)
 
     def demanded(self, slots: Slots, access: Access) -> None:
@@ -37,18 +38,24 @@ class Observer:
         if guess.confidence is not None and len(guess.pages):
             self._unseen.append(guess)
 
-    def show_next(self) -> bool:
-        """Let the policies learn from the oldest thing they have not seen; whether more is left."""
-        if self._unseen:
+    def show_next(self, *, at_once: bool) -> bool:
+        """Let the policies learn from the oldest thing they have not seen; whether more is due.
+
+        Unless `at_once`, they learn in batches: a processor that has just learned from one demand
+        learns from the next in half the time.
+        """
+        self._showing |= at_once or len(self._unseen) >= _BATCH
+        if self._showing and self._unseen:
             told = self._unseen.popleft()
             if isinstance(told, Guess):
                 assert told.confidence is not None
                 self._staging.eviction.expected(told.pages, told.confidence)
             else:
                 self._show_demand(*told)
-        if not self._unseen and len(self._feedback) >= _FEEDBACK_BATCH:
+        self._showing &= bool(self._unseen)
+        if not self._showing and len(self._feedback) >= _BATCH:
             self._show_feedback()
-        return bool(self._unseen)
+        return self._showing
 
     def _show_demand(self, slots: Slots, access: Access) -> None:
         """Show a demand, to the eviction policy as far as its pages are still in their slots."""

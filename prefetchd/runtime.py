@@ -139,6 +139,14 @@ class Runtime:
         """
         self.engine.post(Hinted(hint))
 
+    def tend(self, seconds: float) -> None:
+        """Wait, and let the runtime use the time: for a host thread that waits for its GPU.
+
+        Returns after `seconds`. While a caller does this once a layer, hints are acted on inside
+        `hint` and the pump thread rests; without it the pump does the same work beside the caller.
+        """
+        self.engine.tend(self.engine.clock() + int(seconds * 1e9))
+
     def put(self, keys: Keys, pages: NDArray[np.generic]) -> PutTicket:
         """Store blocks: `pages` of shape (blocks, layers, page_bytes) in bytes of any dtype.
 

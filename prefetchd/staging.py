@@ -64,10 +64,14 @@ class Staging:
         allowed: Mask = (self.state == READY) & (self.pins == 0) & ~self.kept
         return allowed
 
+    def lacking(self) -> int:
+        """Free slots that the reserve for demands is short of."""
+        return max(0, self.reserve - self._free_count)
+
     def replenish(self) -> Evicted:
         """Empty the worst slots until the reserve for demands is there again, and choose the
         victims of what comes next: now, so that neither a demand nor a hint need wait for it."""
-        lacking = max(0, self.reserve - self._free_count)
+        lacking = self.lacking()
         if lacking == 0 and self._free_count + len(self._queue) >= _VICTIMS_LOW:
             return NONE_EVICTED
         if lacking or len(self._queue) < _VICTIMS_LOW:

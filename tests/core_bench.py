@@ -112,10 +112,20 @@ class Bench:
         return self.tell(Released(ticket))
 
     def guess(self, *pages: int, **rest: Any) -> list[Told]:
-        """A plan is made of this guess."""
+        """A plan is made of this guess, as soon as all that comes before it is done."""
         assert isinstance(self.predictor, Scripted)
         self.predictor.guess = Guess(ids(*pages), **rest)
-        return self.tell(Idle())
+        return self.settle()
+
+    def settle(self) -> list[Told]:
+        """As many idle turns as are wanted, one step of learning each."""
+        found: list[Told] = []
+        for _ in range(100):
+            wanted = self.plans_wanted
+            found += self.tell(Idle())
+            if self.plans_wanted == wanted:
+                return found
+        raise AssertionError("there is no end to the turns that it wants")
 
     def hint(self, *pages: int) -> list[Told]:
         assert isinstance(self.predictor, Scripted)

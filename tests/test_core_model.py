@@ -240,7 +240,7 @@ class CoreMachine(RuleBasedStateMachine):
 
 
 TestCoreMachine = CoreMachine.TestCase
-TestCoreMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestCoreMachine.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
 
 
 def long_run(seed: int, steps: int, evict: str) -> World:
@@ -277,9 +277,9 @@ def digest(seed: int, steps: int, evict: str) -> str:
 
 @pytest.mark.parametrize("evict", sorted(EVICTIONS))
 def test_the_same_events_give_the_same_commands_in_any_process(evict: str) -> None:
-    here = digest(3, 400, evict)
-    assert digest(3, 400, evict) == here
-    code = f"from tests.test_core_model import digest; print(digest(3, 400, {evict!r}))"
+    here = digest(3, 250, evict)
+    assert digest(3, 250, evict) == here
+    code = f"from tests.test_core_model import digest; print(digest(3, 250, {evict!r}))"
     environment = {**os.environ, "PYTHONHASHSEED": "12345"}
     ran = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
@@ -289,7 +289,7 @@ def test_the_same_events_give_the_same_commands_in_any_process(evict: str) -> No
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_long_run_on_a_bad_device_keeps_its_books(seed: int) -> None:
-    world = long_run(seed, 600, ["lru", "arc", "cycle"][seed])
+    world = long_run(seed, 400, ["lru", "arc", "cycle"][seed])
     counters = world.bench.counters
     assert counters.prefetch_reads > 0
     assert min(counters.retried, counters.failed, counters.abandoned, counters.expired) > 0

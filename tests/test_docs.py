@@ -22,7 +22,7 @@ from tests.replays import run_here
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]
-FENCE = re.compile(r"^(?P<before>.*)\n```(?P<language>\w+)\n(?P<text>.*?)^```$", re.M | re.S)
+FENCE = re.compile(r"^(?P<before>[^\n]*)\n```(?P<language>\w+)\n(?P<text>.*?)^```$", re.M | re.S)
 
 
 def identity(path: Path) -> str:
@@ -108,7 +108,7 @@ def test_scripts_are_plain_sh(script: Path) -> None:
 
 def test_the_shell_setup_tells_of_a_python_that_is_too_old(tmp_path: Path) -> None:
     old = tmp_path / "old"
-    old.write_text("#!/bin/sh\n[ $1 = --version ] && echo Python 3.9.1\nexit 1\n")
+    old.write_text('#!/bin/sh\n[ "$1" = --version ] || exit 1\necho Python 3.9.1\n')
     old.chmod(0o755)
     for python, told in ((old, "is Python 3.9.1"), (tmp_path / "none", "is not there")):
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""The shape of the tree: sizes, docstrings, imports and words that do not belong into the package."""
+"""The shape of the tree: sizes, docstrings, imports, and words that do not belong here."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = sorted(
@@ -20,84 +18,98 @@ SOURCES = [*PACKAGE, *sorted((ROOT / "tests").rglob("*.py"))]
 FILE_LINES, FUNCTION_LINES, COLUMNS = 300, 70, 100
 
 
-def identity(path: Path) -> str:
-    return str(path.relative_to(ROOT))
+def at(path: Path, line: int) -> str:
+    return f"{path.relative_to(ROOT)}:{line}"
 
 
-def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node
+def nodes(paths: list[Path]) -> Iterator[tuple[Path, ast.AST]]:
+    for path in paths:
+        for node in ast.walk(ast.parse(path.read_text())):
+            yield path, node
 
 
-def test_the_package_was_found() -> None:
+def imported(node: ast.AST) -> list[str]:
+    """The modules that a statement names in full."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom) and node.level == 0:
+        return [node.module or ""]
+    return []
+
+
+def test_the_package_was_found_once() -> None:
     assert len(PACKAGE) > 50
     assert len({path.resolve() for path in PACKAGE}) == len(PACKAGE)
 
 
-@pytest.mark.parametrize("path", PACKAGE, ids=identity)
-def test_files_are_short_and_say_what_they_decide(path: Path) -> None:
-    text = path.read_text()
-    lines = text.splitlines()
-    assert len(lines) <= FILE_LINES
-    if lines:
-        assert ast.get_docstring(ast.parse(text)), "a module docstring is missing"
+def test_files_are_short() -> None:
+    lengths = {path: len(path.read_text().splitlines()) for path in PACKAGE}
+    assert [at(path, count) for path, count in lengths.items() if count > FILE_LINES] == []
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=identity)
-def test_functions_and_lines_are_short(path: Path) -> None:
-    text = path.read_text()
-    assert max(map(len, text.splitlines()), default=0) <= COLUMNS
-    for function in functions(ast.parse(text)):
+def test_every_module_says_what_it_decides() -> None:
+    texts = {path: path.read_text() for path in PACKAGE}
+    silent = [
+        path for path, text in texts.items() if text and not ast.get_docstring(ast.parse(text))
+    ]
+    assert [at(path, 1) for path in silent] == []
+
+
+def test_lines_are_short() -> None:
+    lines = [
+        (path, number, line)
+        for path in SOURCES
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+    ]
+    assert [at(path, number) for path, number, line in lines if len(line) > COLUMNS] == []
+
+
+def test_functions_are_short() -> None:
+    long: list[str] = []
+    for path, node in nodes(SOURCES):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
         # A signature is a table of options; what is counted is what is done with them.
-        length = (function.end_lineno or 0) - function.body[0].lineno + 1
-        assert length <= FUNCTION_LINES, f"{function.name} has {length} lines"
+        if (node.end_lineno or 0) - node.body[0].lineno + 1 > FUNCTION_LINES:
+            long.append(at(path, node.lineno))
+    assert long == []
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=identity)
-def test_the_linked_folders_are_imported_through_the_package(path: Path) -> None:
-    for node in ast.walk(ast.parse(path.read_text())):
-        names: list[str] = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            names = [node.module or ""]
-        bare = [name for name in names if name.split(".")[0] in ("predictors", "devices")]
-        assert not bare, f"{bare[0]} must be imported as prefetchd.{bare[0]}"
+def test_the_linked_folders_are_imported_through_the_package() -> None:
+    bare = [
+        at(path, getattr(node, "lineno", 0))
+        for path, node in nodes(SOURCES)
+        if {name.split(".")[0] for name in imported(node)} & {"predictors", "devices"}
+    ]
+    assert bare == []
 
 
-@pytest.mark.parametrize("path", PACKAGE, ids=identity)
-def test_nothing_in_the_package_names_one_machine(path: Path) -> None:
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            assert not re.match(r"/(work|tmp|home|root|Users)\b", node.value), node.lineno
+def test_nothing_in_the_package_names_one_machine() -> None:
+    named = [
+        at(path, node.lineno)
+        for path, node in nodes(PACKAGE)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if re.match(r"/(work|tmp|home|root|Users)\b", node.value)
+    ]
+    assert named == []
 
 
-def test_the_core_touches_no_clock_file_or_thread() -> None:
+def test_what_decides_touches_no_clock_file_or_thread() -> None:
     banned = {"time", "os", "io", "threading", "asyncio", "random", "logging", "select", "socket"}
-    for name in (
-        "core",
-        "demands",
-        "observer",
-        "planner",
-        "staging",
-        "eviction",
-        "model",
-        "policy",
-    ):
-        tree = ast.parse((ROOT / "prefetchd" / f"{name}.py").read_text())
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Import):
-                assert not banned & {alias.name.split(".")[0] for alias in node.names}, name
-            elif isinstance(node, ast.ImportFrom):
-                assert (node.module or "").split(".")[0] not in banned, name
+    deciding = ("core", "demands", "observer", "planner", "staging", "eviction", "model", "policy")
+    paths = [ROOT / "prefetchd" / f"{name}.py" for name in deciding]
+    used = [
+        at(path, getattr(node, "lineno", 0))
+        for path, node in nodes([*paths, *sorted((ROOT / "predictors").glob("*.py"))])
+        if banned & {name.split(".")[0] for name in imported(node)}
+    ]
+    assert used == []
 
 
 def test_tests_do_not_sleep() -> None:
     sleepy = re.compile(r"\btime\.sleep\(|\basyncio\.sleep\([^0)]")
-    for path in sorted((ROOT / "tests").glob("*.py")):
-        if path != Path(__file__):
-            assert not sleepy.search(path.read_text()), identity(path)
+    tests = [path for path in sorted((ROOT / "tests").glob("*.py")) if path != Path(__file__)]
+    assert [at(path, 1) for path in tests if sleepy.search(path.read_text())] == []
 
 
 def test_the_licence_is_whole() -> None:

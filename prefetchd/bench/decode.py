@@ -66,11 +66,15 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """`layer_ns` of compute a layer, hints or not, how many first steps are not measured."""
+    """`layer_ns` of compute a layer, hints or not, how many first steps are not measured.
+
+    `tend`: the host thread, waiting for its GPU, gives the runtime its time; else it only sleeps.
+    """
 
     layer_ns: int
     hints: bool
     warmup_steps: int
+    tend: bool = True
 
 
 def run_decode(
@@ -104,7 +108,11 @@ def run_decode(
             log.served.append(
                 _served(runtime, buffer, demand, ticket, (asked_ns, readable_ns, handed_ns))
             )
-            _sleep_until(handed_ns + pace.layer_ns)
+            end_ns = handed_ns + pace.layer_ns
+            if pace.tend:
+                runtime.engine.tend(end_ns)
+            else:
+                _sleep_until(end_ns)
         log.step_ns.append(time.monotonic_ns() - started_ns)
         if progress:
             progress(1)

@@ -1,7 +1,7 @@
 """What the drive itself says it moved, to tell a drive from a cache in front of it.
 
-Decides from the kernel's disk counters whether reads reached the medium (CASES: device bytes over
-application bytes outside 0.95-1.05). Other processes on the same drive only add to the counters.
+Decides from the kernel's disk counters whether reads reached the medium: they did unless the drive
+moved less than 0.95 of the bytes asked for. Other processes on the same drive only add to them.
 """
 
 from __future__ import annotations

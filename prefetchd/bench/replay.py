@@ -21,8 +21,8 @@ from prefetchd import metrics, registry, store
 from prefetchd.assembly import DeviceFactory, GpuFactory, Options, PredictorFactory
 from prefetchd.bench.content import block_names, block_pages
 from prefetchd.bench.decode import Log, Pace, run_decode
-from prefetchd.bench.disk import cached_share, read_counter
 from prefetchd.bench.figures import client_bound, run_figures
+from prefetchd.bench.seen import Seen, mark
 from prefetchd.core import CoreLimits
 from prefetchd.eviction import EVICTIONS
 from prefetchd.lab.workload import Workload
@@ -79,20 +79,6 @@ class _Plan:
     evict: str
     predictor: str | PredictorFactory
     slots: int
-
-
-@dataclass(slots=True)
-class _Seen:
-    """What the runtimes said of themselves and of the medium."""
-
-    device: str = ""
-    engine: str = ""
-    gpu: str = ""
-    file_system: str = ""
-    is_ram: bool = False
-    notes: list[str] = field(default_factory=list)
-    asked_bytes: int = 0
-    medium_bytes: int | None = 0
 
 
 def staging_slots(workload: Workload, share: float) -> int:
@@ -160,7 +146,7 @@ def replay_decode(
     report = report or Report()
     plans = _plans(workload, settings)
     logs: dict[str, list[Log]] = {plan.name: [] for plan in plans}
-    seen = _Seen()
+    seen = Seen(settings.gpu if isinstance(settings.gpu, str) else settings.gpu.__name__)
     for number in range(settings.rounds):
         # Every other round runs backwards, so that no run is always first after the pause.
         for plan in plans if number % 2 == 0 else reversed(plans):
@@ -180,7 +166,7 @@ def replay_decode(
     ]
     bound = [client_bound(name, rounds) for name, rounds in logs.items()]
     return metrics.Result(
-        device=_device(seen),
+        device=seen.described(),
         settings=_settings(workload, settings),
         runs=metrics.relate(runs),
         notes=[words for words in bound if words],
@@ -225,7 +211,7 @@ def _one(
     workload: Workload,
     settings: ReplaySettings,
     plan: _Plan,
-    seen: _Seen,
+    seen: Seen,
     report: Report,
 ) -> Log:
     layout = _layout(workload, settings)
@@ -244,9 +230,9 @@ def _one(
         _check_blocks(runtime, workload, settings.seed)
         if plan.name == "resident":
             _preload(runtime, workload.geometry.pages)
-        asked, moved = runtime.stats().bytes_read, read_counter(runtime.medium)
+        before = mark(runtime)
         log = run_decode(runtime, workload, pace, report.steps)
-        _note(seen, runtime, asked, moved)
+        seen.note(runtime, before)
     return log
 
 
@@ -262,42 +248,6 @@ def _preload(runtime: Runtime, count: int) -> None:
         with runtime.demand(pages[first : first + _PRELOAD_PAGES]) as ticket:
             if ticket.missing.any():
                 raise ReplayError("the store could not be read whole for the resident control")
-
-
-def _note(seen: _Seen, runtime: Runtime, asked_before: int, moved_before: int | None) -> None:
-    stats, medium = runtime.stats(), runtime.medium
-    moved = read_counter(medium)
-    seen.device, seen.engine, seen.gpu = stats.device, stats.engine, stats.gpu
-    seen.file_system = medium.file_system
-    seen.is_ram = medium.is_ram or medium.file_system == "none"
-    seen.notes += [note for note in stats.notes if note not in seen.notes]
-    seen.asked_bytes += stats.bytes_read - asked_before
-    if moved is None or moved_before is None or seen.medium_bytes is None:
-        seen.medium_bytes = None
-    else:
-        seen.medium_bytes += moved - moved_before
-
-
-def _device(seen: _Seen) -> metrics.Device:
-    notes = list(seen.notes)
-    kind: metrics.Kind = "RAM" if seen.is_ram else "MEASURED"
-    share = None if seen.is_ram else cached_share(seen.asked_bytes, seen.medium_bytes)
-    if share is not None:
-        kind = "CACHED"
-        notes.append(
-            f"CACHED: the drive moved only {1 - share:.0%} of the bytes that were read; a cache "
-            "stands in front of it"
-        )
-    gpu_name = seen.gpu.split(" ", 1)[0]
-    gpu = metrics.Gpu(name=gpu_name, engine=seen.gpu)
-    return metrics.Device(
-        name=seen.device,
-        engine=seen.engine,
-        file_system=seen.file_system,
-        kind=kind,
-        gpu=gpu,
-        notes=notes,
-    )
 
 
 def _settings(workload: Workload, settings: ReplaySettings) -> metrics.Settings:

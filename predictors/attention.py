@@ -57,7 +57,8 @@ class Attention(Predictor):
         layers = geometry.layers
         self._history = UseHistory(geometry)
         self._hints = HintOdds(geometry, self._history)
-        self._hinted: dict[int, tuple[Ids, Scores]] = {}  # by layer, until its turn
+        self._hinted: tuple[int, Ids, Scores] | None = None  # a layer's pages, until its turn
+        self._sources = [np.full(128, source, np.uint8) for source in (HINT, HISTORY)]
         self._next_layer = (np.arange(layers) + 1) % layers
         self._recent = [deque[Ids](maxlen=RECENT_TURNS) for _ in range(layers)]
         self._latest: deque[Ids] = deque(maxlen=RECENT_DEMANDS)
@@ -82,27 +83,23 @@ class Attention(Predictor):
             self._next_layer[before] = layer
         history.turn_to(layer)
         history.used(pages)
-        self._hinted.pop(layer, None)
+        if self._hinted is not None and self._hinted[0] == layer:
+            self._hinted = None
         self._recent[layer].append(pages)
         self._latest.append(self.geometry.block_of(pages))
         if weighed is not None:
             self._odds.learn(weighed[1], history.used_this_turn(weighed[0]))
 
     def on_page_hint(self, hint: PageHint) -> None:
-        pages, scores = hint.pages, hint.scores
+        """Only the latest hint counts: what an older one foretold has been demanded by now, or was
+        already read for; demands may be shown a few layers late."""
+        pages = hint.pages
         if len(pages) == 0:
             return
-        if pages.min() < 0 or pages.max() >= self.geometry.pages:
-            inside = (pages >= 0) & (pages < self.geometry.pages)
-            pages, scores = pages[inside], scores[inside]
         if self._history.layer >= 0 and self._demands % LEARN_DEMANDS == 0:
             self._hints.learn(self._history.layer)
-        # Only the latest hint counts: what an older one foretold has been demanded by now, or was
-        # already read for; demands may be shown a few layers late.
-        self._hinted = {
-            layer: self._hints.ranked(pages[mine], scores[mine], layer)
-            for layer, mine in by_layer(pages, self.geometry)
-        }
+        layer = int(pages[0]) % self.geometry.layers
+        self._hinted = (layer, pages, self._hints.chances(pages, layer))
 
     def on_feedback(self, feedback: Feedback) -> None:
         right = feedback.verdicts != Verdict.WASTED
@@ -115,8 +112,9 @@ class Attention(Predictor):
                 self._right[source] = self._right[source] * fade + np.count_nonzero(right & mine)
 
     def predict(self, now_ns: int, limit: int) -> Guess:
-        if self._hinted:
-            return self._guess(*self._all_hinted(), HINT, limit)
+        if self._hinted is not None:
+            _, pages, chance = self._hinted
+            return self._guess(pages, chance, HINT, limit)
         if self._history.layer < 0:
             return Guess()
         pages, features = self._weigh(int(self._next_layer[self._history.layer]))
@@ -124,25 +122,19 @@ class Attention(Predictor):
         order = np.argsort(-chance, kind="stable")
         return self._guess(pages[order], chance[order], HISTORY, limit)
 
-    def _all_hinted(self) -> tuple[Ids, Scores]:
-        """What is hinted, most likely first, whatever the layer."""
-        hints = list(self._hinted.values())
-        if len(hints) == 1:
-            return hints[0]
-        chance = np.concatenate([chance for _, chance in hints])
-        order = np.argsort(-chance, kind="stable")
-        return np.concatenate([pages for pages, _ in hints])[order], chance[order]
-
     def _guess(self, pages: Ids, chance: Scores, source: int, limit: int) -> Guess:
         """As many of `pages` (most likely first) as are likely enough to be said."""
-        precision = self._right[source] / self._ended[source]
-        trust = np.float32(min(1.0, precision / PRECISION_ENOUGH[source]))
-        likely = int(np.count_nonzero(chance * trust >= FLOORS[source]))
+        trust = min(1.0, self._right[source] / self._ended[source] / PRECISION_ENOUGH[source])
+        likely = int(np.count_nonzero(chance >= np.float32(FLOORS[source] / trust)))
         if likely == 0 and self._demands % TRIAL_DEMANDS == 0:
             likely = 1
         likely = min(likely, limit)
-        sources = np.full(likely, source, np.uint8)
-        return Guess(pages[:likely], chance[:likely] * trust, sources=sources)
+        confidence = chance[:likely]
+        if trust < 1.0:
+            confidence = confidence * np.float32(trust)
+        if likely > len(self._sources[source]):
+            self._sources[source] = np.full(2 * likely, source, np.uint8)
+        return Guess(pages[:likely], confidence, sources=self._sources[source][:likely])
 
     def _weigh(self, layer: int) -> tuple[Ids, Features]:
         """Candidates for the coming turn of `layer`, and what speaks for each.

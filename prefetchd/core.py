@@ -99,6 +99,7 @@ class Core:
         # A predictor that never guesses needs no turn of its own after a demand.
         self._plans = type(predictor).predict is not Predictor.predict
         self._sweep_ns = 0
+        self._order = np.arange(1, staging.slots + 1, dtype=np.int32)
         self._pushed_out = np.zeros(len(staging.slot_of), np.bool_)  # by a prefetch
 
     @property
@@ -219,7 +220,7 @@ class Core:
         staging = self.staging
         staging.generation[slots] += 1
         staging.issued_ns[slots] = now_ns
-        staging.ahead[slots] = self._reading + np.arange(1, len(slots) + 1)
+        staging.ahead[slots] = self._order[: len(slots)] + self._reading
         self._reading += len(slots)
         self.planner.spend(len(slots))
         deadline_ns = now_ns + self.limits.read_timeout_ns
@@ -253,6 +254,8 @@ class Core:
         self._prefetching -= int(np.count_nonzero(staging.prefetched[slots]))
         staging.prefetched[slots] = False
         staging.state[slots[verified]] = READY
+        if self.counters.retried:
+            staging.attempts[slots[verified]] = 0
         commands = [] if verified.all() else self._failed(slots[~verified], now_ns)
         return commands + self._serve(now_ns) + self._issue(now_ns)
 

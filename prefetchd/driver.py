@@ -74,6 +74,10 @@ class Driver:
         self.failures: Counter[str] = Counter()
         self._waiting: list[list[Ops]] = [[] for _ in IoClass]
         slots = len(staging)
+        self._ops = np.zeros(slots, OP)  # the read of one page into each slot, but for its offset
+        self._ops["tag"] = np.arange(slots)
+        self._ops["memory"] = np.arange(slots) * staging.shape[1]
+        self._ops["length"] = staging.shape[1]
         self._run = np.zeros(slots, np.int64)  # pages of the operation that begins at a slot
         self._page = np.zeros(slots, np.int64)
         self._generation = np.zeros(slots, np.int64)
@@ -83,27 +87,27 @@ class Driver:
         pages, slots = command.pages, command.slots
         self._page[slots] = pages
         self._generation[slots] = command.generations
-        slot_bytes = self.staging.shape[1]
-        first, runs = self._runs(pages, slots)
-        ops = np.zeros(len(first), OP)
-        generations = command.generations[first].astype(np.uint64) & _GENERATION_MASK
-        ops["tag"] = (generations << _SLOT_BITS) | slots[first].astype(np.uint64)
-        ops["offset"] = self.catalog.offsets(pages[first])
-        ops["memory"] = slots[first] * slot_bytes
-        ops["length"] = runs * slot_bytes
-        self._run[slots[first]] = runs
-        self.bytes_read += len(pages) * slot_bytes
+        self._run[slots] = 1
+        self.bytes_read += len(pages) * self.staging.shape[1]
+        follows = pages[1:] - pages[:-1] == 1
+        if follows.any():
+            pages, slots = self._joined(pages, slots, follows)
+        ops = self._ops[slots]
+        if len(pages) < len(command.pages):
+            ops["length"] *= self._run[slots]
+        generations = self._generation[slots].astype(np.uint64) & _GENERATION_MASK
+        ops["tag"] |= generations << _SLOT_BITS
+        ops["offset"] = self.catalog.offsets(pages)
         self._waiting[command.io_class].append(ops)
 
-    def _runs(self, pages: Ids, slots: Slots) -> tuple[Ids, Ids]:
-        """Where operations begin in a batch, and how many pages each carries: neighbours on the
-        medium that are neighbours in memory too make one operation."""
-        joined = (slots[1:] - slots[:-1] == 1) & (pages[1:] - pages[:-1] == 1)
-        if not joined.any():
-            return np.arange(len(pages)), np.ones(len(pages), np.int64)
-        joined &= pages[1:] % self.catalog.superblock.layers != 0
-        first = np.flatnonzero(np.concatenate([[True], ~joined]))
-        return first, np.diff(first, append=len(pages))
+    def _joined(self, pages: Ids, slots: Slots, follows: Mask) -> tuple[Ids, Slots]:
+        """Neighbours on the medium that are neighbours in memory too make one operation: the first
+        page and slot of each, the number of its pages in `_run`."""
+        follows = follows & (slots[1:] - slots[:-1] == 1)
+        follows &= pages[1:] % self.catalog.superblock.layers != 0
+        first = np.flatnonzero(np.concatenate([[True], ~follows]))
+        self._run[slots[first]] = np.diff(first, append=len(pages))
+        return pages[first], slots[first]
 
     def write(self, ops: Ops) -> None:
         self.bytes_written += int(ops["length"].sum())

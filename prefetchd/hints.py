@@ -11,7 +11,7 @@ import numpy as np
 
 from prefetchd.history import UseHistory
 from prefetchd.model import Geometry, Ids, Scores
-from prefetchd.odds import Odds, logistic
+from prefetchd.odds import Features, Odds
 
 START = (1.5, -3.6)
 """Log odds: constant, and per rank (1 = as many ranked above as the layer demands)."""
@@ -26,29 +26,21 @@ class HintOdds:
     def __init__(self, geometry: Geometry, history: UseHistory) -> None:
         self._history = history
         self._odds = Odds(START, PRIOR_SAMPLES)
-        self._pending: list[tuple[int, Ids, float] | None] = [None] * geometry.layers
-        self._places = np.arange(1024, dtype=np.float32)
+        self._pending: list[tuple[int, Ids, int] | None] = [None] * geometry.layers
+        self._curves: dict[int, Scores] = {}  # chance by rank, by pages expected
 
-    def ranked(self, pages: Ids, scores: Scores, layer: int) -> tuple[Ids, Scores]:
-        """Pages of `layer`, most likely first, and the chance (0..1, float32) of each that it is
+    def chances(self, pages: Ids, layer: int) -> Scores:
+        """The chance (0..1, float32, falling) that each of `pages` of `layer`, best first, is
         demanded at the layer's next turn.
 
         Remembered for `learn`; a later hint for the same layer replaces an earlier one.
         """
-        count = len(pages)
-        pages = pages[np.argsort(-scores, kind="stable")]
-        expected = float(self._history.demand(layer) or 0.5 * count)
+        expected = self._history.demand(layer) or (len(pages) + 1) // 2
         self._pending[layer] = (self._history.turns(layer), pages, expected)
-        bias, slope = self._odds.weights
-        return pages, logistic(self._ranks(count, expected) * np.float32(slope) + np.float32(bias))
-
-    def _ranks(self, count: int, expected: float) -> Scores:
-        if count > len(self._places):
-            self._places = np.arange(2 * count, dtype=np.float32)
-        ranks: Scores = np.minimum(
-            self._places[:count] * np.float32(1 / expected), np.float32(RANK_MAX)
-        )
-        return ranks
+        curve = self._curves.get(expected)
+        if curve is None or len(curve) < len(pages):
+            curve = self._curves[expected] = self._odds.chance(_features(2 * len(pages), expected))
+        return curve[: len(pages)]
 
     def learn(self, layer: int) -> None:
         """Compare the hint for the turn that `layer` had with what was demanded, if there is one.
@@ -60,6 +52,12 @@ class HintOdds:
             return
         self._pending[layer] = None
         _, pages, expected = pending
-        features = np.ones((len(pages), 2))
-        features[:, 1] = self._ranks(len(pages), expected)
+        features = _features(len(pages), expected)
         self._odds.learn(features, self._history.used_this_turn(pages))
+        self._curves.clear()
+
+
+def _features(count: int, expected: int) -> Features:
+    features = np.ones((count, 2))
+    features[:, 1] = np.minimum(np.arange(count) / expected, RANK_MAX)
+    return features

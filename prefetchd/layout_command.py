@@ -47,4 +47,4 @@ def show_layout(
     verdict = roofline(layout, context, parse_bytes(bandwidth), int(step_ms * 1e6))
     console.print(verdict.words)
     for note in description.notes:
-        console.print(f"note: {note}")
+        console.print(f"note: {note}", markup=False)

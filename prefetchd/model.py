@@ -83,9 +83,9 @@ class Geometry:
 
 @dataclass(frozen=True, slots=True)
 class PageHint:
-    """Pages that an engine expects to demand next, with its own scores (a next-layer hint).
+    """Pages of one layer that an engine expects to demand next, distinct, best first.
 
-    `scores` (float32, same length) are comparable within the hint; the pages come in any order.
+    `scores` (float32, same length, falling) are the engine's own: masses, logits or anything else.
     """
 
     pages: Ids

@@ -60,7 +60,7 @@ class Observer:
     def _show_demand(self, slots: Slots, access: Access) -> None:
         """Show a demand, to the eviction policy as far as its pages are still in their slots."""
         self._staging.eviction.demanded(access.pages, access.scores)
-        self._staging.tell_inserted()
+        self._staging.tell()
         placed = slots >= 0
         here = placed & (self._staging.page_of[np.where(placed, slots, 0)] == access.pages)
         if here.all():

@@ -28,11 +28,6 @@ class Odds:
         self._weights = np.array(start, np.float64)
         self._curvature = np.eye(len(start)) * 0.25 * prior
 
-    @property
-    def weights(self) -> list[float]:
-        weights: list[float] = self._weights.tolist()
-        return weights
-
     def chance(self, features: Features) -> Scores:
         """float32, 0 to 1, one a sample."""
         return logistic((features @ self._weights).astype(np.float32))

@@ -19,6 +19,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+import numpy as np
+
 from prefetchd.model import (
     NO_IDS,
     Access,
@@ -86,7 +88,7 @@ class Predictor:
 
 def in_range(guess: Guess, pages: int) -> Guess:
     """The guess without ids that no page has; they are the predictor's fault, not an error."""
-    if guess.pages.min() >= 0 and guess.pages.max() < pages:
+    if guess.pages.view(np.uint64).max() < pages:  # a negative id is a huge one, seen so
         return guess
     real = (guess.pages >= 0) & (guess.pages < pages)
     return Guess(

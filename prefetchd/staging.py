@@ -17,6 +17,7 @@ from prefetchd.model import NO_IDS, Codes, Geometry, Ids, IoClass, Mask, Scores,
 FREE, READING, READY, ABANDONED = range(4)
 _KEPT_SHARE_MAX = 0.5  # of the slots: what a predictor may ask to hold
 _RESERVE_MAX, _RESERVE_SHARE = 8, 1 / 256  # slots kept free for demands
+_VICTIMS_SPARE = 8
 _VICTIMS_LOW, _VICTIMS_HIGH = 16, 32  # chosen ahead of time; fewer than that: choose anew
 
 
@@ -28,6 +29,19 @@ class Evicted:
     pages: Ids
     wasted: Ids
     sources: Codes
+
+
+@dataclass(frozen=True, slots=True)
+class _Came:
+    slots: Slots
+    pages: Ids
+    prefetched: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Gone:
+    slots: Slots
+    pages: Ids
 
 
 NO_CODES: Codes = np.empty(0, np.uint8)
@@ -56,8 +70,7 @@ class Staging:
         self._free_count = slots
         self.reserve = min(_RESERVE_MAX, int(slots * _RESERVE_SHARE))
         self._queue: Slots = np.empty(0, np.int64)  # victims lined up, worst first
-        # Filled, and not yet shown to the policy.
-        self._untold: dict[IoClass, list[Slots]] = {IoClass.DEMAND: [], IoClass.PREFETCH: []}
+        self._untold: list[_Came | _Gone] = []  # not yet shown to the policy
 
     def evictable(self) -> Mask:
         """Slots whose page may be thrown out (bool, one a slot), held ones excluded."""
@@ -75,24 +88,25 @@ class Staging:
         if lacking == 0 and self._free_count + len(self._queue) >= _VICTIMS_LOW:
             return NONE_EVICTED
         if lacking or len(self._queue) < _VICTIMS_LOW:
-            self.tell_inserted()
+            self.tell()
             self._queue = self.eviction.victims(lacking + _VICTIMS_HIGH, self.evictable())
         if lacking == 0:
             return NONE_EVICTED
         victims = self._victims(lacking, IoClass.PREFETCH)
         evicted = self._evict(victims)
+        self._clear(victims)
         self._give_back(victims)
         return evicted
 
-    def tell_inserted(self) -> None:
-        """Show the policy the pages that have come; whoever brought them was in a hurry."""
-        for io_class, untold in self._untold.items():
-            if untold:
-                slots = np.concatenate(untold)
-                untold.clear()
-                slots = slots[self.page_of[slots] >= 0]
-                prefetched = io_class == IoClass.PREFETCH
-                self.eviction.inserted(slots, self.page_of[slots], prefetched=prefetched)
+    def tell(self) -> None:
+        """Show the policy what has come and gone since the last time, in that order; whoever
+        brought it was in a hurry."""
+        for change in self._untold:
+            if isinstance(change, _Came):
+                self.eviction.inserted(change.slots, change.pages, prefetched=change.prefetched)
+            else:
+                self.eviction.removed(change.slots, change.pages)
+        self._untold.clear()
 
     def place(
         self,
@@ -117,6 +131,8 @@ class Staging:
             if confidence is not None:
                 victims = self._worse(victims, confidence[free:])
             evicted = self._evict(victims)
+            if io_class == IoClass.DEMAND:
+                self.kept[victims] = False
             slots = np.concatenate([self._take_free(free), victims]) if free else victims
         if len(slots):
             self._fill(slots, pages[: len(slots)], io_class, sources)
@@ -127,39 +143,39 @@ class Staging:
         return self._free[self._free_count : self._free_count + count][::-1].copy()
 
     def _evict(self, victims: Slots) -> Evicted:
-        """Part readable, unpinned slots from their pages; the caller has a use for the slots."""
+        """Part readable, unpinned slots from their pages; the caller fills or frees the slots."""
         pages = self.page_of[victims]
         unused = self.fresh[victims]
-        self.tell_inserted()
-        self.eviction.removed(victims, pages)
+        self._untold.append(_Gone(victims, pages))
         self.slot_of[pages] = -1
-        self.page_of[victims] = -1
-        self.kept[victims] = False
         if not unused.any():
             return Evicted(pages, NO_IDS, NO_CODES)
-        self.fresh[victims] = False
         return Evicted(pages, pages[unused], self.source[victims[unused]])
 
     def _fill(self, slots: Slots, pages: Ids, io_class: IoClass, sources: Codes | None) -> None:
         self.slot_of[pages] = slots
         self.page_of[slots] = pages
         self.state[slots] = READING
-        self.attempts[slots] = 0
         prefetched = io_class == IoClass.PREFETCH
         self.prefetched[slots] = prefetched
         self.fresh[slots] = prefetched
         if sources is not None:
             self.source[slots] = sources[: len(slots)]
-        self._untold[io_class].append(slots)
+        self._untold.append(_Came(slots, pages, prefetched))
 
     def _victims(self, count: int, io_class: IoClass) -> Slots:
-        queue = self._queue
+        # A few more than needed, since some may have come into use since they were chosen.
+        queue = self._queue[: count + _VICTIMS_SPARE]
         good = (self.state[queue] == READY) & (self.pins[queue] == 0) & ~self.kept[queue]
-        places = np.flatnonzero(good)[:count]
-        victims: Slots = queue[places]
-        self._queue = queue[places[-1] + 1 :] if len(places) else queue[:0]
+        if good[:count].all():
+            victims: Slots = queue[:count]
+            self._queue = self._queue[count:]
+        else:
+            places = np.flatnonzero(good)[:count]
+            victims = queue[places]
+            self._queue = self._queue[places[-1] + 1 if len(places) else len(queue) :]
         if len(victims) < count:
-            self.tell_inserted()
+            self.tell()
             allowed = self.evictable()
             if io_class == IoClass.DEMAND:
                 allowed = (self.state == READY) & (self.pins == 0)
@@ -194,12 +210,15 @@ class Staging:
         if not held.all():
             slots, pages = slots[held], pages[held]
         if len(slots):
-            self.tell_inserted()
-            self.eviction.removed(slots, pages)
+            self._untold.append(_Gone(slots, pages))
             self.slot_of[pages] = -1
-            self.page_of[slots] = -1
-            self.fresh[slots] = False
-            self.kept[slots] = False
+            self._clear(slots)
+
+    def _clear(self, slots: Slots) -> None:
+        self.page_of[slots] = -1
+        self.attempts[slots] = 0
+        self.fresh[slots] = False
+        self.kept[slots] = False
 
     def abandon(self, slots: Slots) -> None:
         """Give up reads that the device still owns: their pages are gone, their slots wait."""

@@ -155,7 +155,7 @@ def test_the_report_shows_every_run_and_is_named_with_its_whole_path(
 def test_json_on_stdout_is_json_alone(
     trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    done = run_here(capsys, *replay_words(trace, tmp_path / "s", "--controls", "none"))
+    done = run_here(capsys, *replay_words(trace, tmp_path / "s", "--controls", " none,"))
     assert [run.name for run in done.result().runs] == ["none", "auto"]
     assert json.loads(done.out)["settings"]["trace"] == "tiny"
 

@@ -108,7 +108,7 @@ def decode(
         hints=hints,
         top_k=top_k,
         predictors=tuple(predictor or ("auto",)),
-        controls=tuple(name for name in controls.split(",") if name),
+        controls=tuple(name.strip() for name in controls.split(",") if name.strip()),
         evict=evict,
         device=device,
         gpu=gpu,

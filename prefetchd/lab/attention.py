@@ -82,7 +82,8 @@ class AttentionTrace:
         mass = self.hint_mass[step, layer, :, : 2 * top_k].astype(np.float32)
         edge = mass[:, min(top_k, mass.shape[1]) - 1, None]
         blocks, scores = _union(ids, mass / np.maximum(edge, np.finfo(np.float16).tiny))
-        return PageHint(self.geometry.page_ids(blocks, layer), scores)
+        order = np.argsort(-scores, kind="stable")
+        return PageHint(self.geometry.page_ids(blocks[order], layer), scores[order])
 
     def frontier(self, step: int) -> int:
         """The newest block of a step."""

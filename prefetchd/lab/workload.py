@@ -132,4 +132,5 @@ def _hint(
     merged, where = np.unique(np.concatenate(blocks), return_inverse=True)
     best = np.zeros(len(merged), np.float32)
     np.maximum.at(best, where, np.concatenate(scores))
-    return PageHint(geometry.page_ids(merged, layer), best)
+    order = np.argsort(-best, kind="stable")
+    return PageHint(geometry.page_ids(merged[order], layer), best[order])

@@ -323,11 +323,17 @@ class Core:
         return [*self._plan(now_ns), PlanSoon()]
 
     def _idle(self, now_ns: int) -> list[Command]:
-        """One small step of what can wait: a demand must never wait for long behind it."""
-        at_once = not self._hint_driven or self.staging.lacking() > 0
-        if self._observer.show_next(at_once=at_once):
+        """One small step of what can wait: a demand must never wait for long behind it.
+
+        While hints drive the planning, time is short: slots come first, learning later, in
+        batches. Without hints everything waits for what can be learned.
+        """
+        if self._hint_driven:
+            self._evicted(self.staging.replenish(), by_prefetch=False)
+            return [PlanSoon()] if self._observer.show_next(at_once=False) else []
+        if self._observer.show_next(at_once=True):
             return [PlanSoon()]
-        commands = [] if self._hint_driven else self._plan(now_ns)
+        commands = self._plan(now_ns)
         self._evicted(self.staging.replenish(), by_prefetch=False)
         return commands
 

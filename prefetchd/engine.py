@@ -46,7 +46,7 @@ _PUMP_NAP_S, _PUMP_IDLE_S = 150e-6, 50e-3
 _LOOK_NS = 50_000_000  # how often deadlines are looked at while reads are in flight
 _INBOX_MAX = 64
 _TENDED_NS = 20_000_000  # so long after its last turn a caller is expected back
-_STEP_NS, _COLLECT_NS = 100_000, 200_000  # time to leave for a step, and for what has arrived
+_STEP_NS, _COLLECT_NS = 250_000, 150_000  # time to leave for a step, and for what has arrived
 
 
 class EngineError(Exception):

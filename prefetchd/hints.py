@@ -36,6 +36,7 @@ class HintOdds:
         Remembered for `learn`; a later hint for the same layer replaces an earlier one.
         """
         expected = self._history.demand(layer) or (len(pages) + 1) // 2
+        expected += -expected % 4  # few enough different curves to keep
         self._pending[layer] = (self._history.turns(layer), pages, expected)
         curve = self._curves.get(expected)
         if curve is None or len(curve) < len(pages):

@@ -30,7 +30,7 @@ class PlannerLimits:
     """`burst_pages`: most pages prefetched by one plan. `precision_floor`: a source measured
     below it is cut to a trickle. `candidates_max`: guesses looked at per plan."""
 
-    burst_pages: int = 16
+    burst_pages: int = 8
     precision_floor: float = 0.02
     candidates_max: int = 4096
 

@@ -15,10 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefetchd import ring as io_uring
-from prefetchd.device import DONE, SYNC, WRITE, Arena, Completions, DeviceError, File, Ops, refusal
+from prefetchd.device import DONE, SYNC, Arena, Completions, DeviceError, File, Ops, refusal
 from prefetchd.device import StorageDevice as _StorageDevice
 from prefetchd.hostinfo import may_lock_memory, uring_forbidden_because
-from prefetchd.model import Mask
 
 BUFFER_BYTES_MAX = 1 << 30  # the kernel's limit for one registered buffer
 _CANCEL_TAG = np.uint64(2**64 - 1)

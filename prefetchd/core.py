@@ -38,15 +38,14 @@ import numpy as np
 
 from prefetchd.counters import Counters
 from prefetchd.demands import UNPLACED, Demand, Demands
+from prefetchd.foresight import Foresight
 from prefetchd.model import (
     NO_IDS,
     Access,
     Cancel,
-    ChainHint,
     Command,
     Completed,
     Demanded,
-    DoneHint,
     Event,
     Hinted,
     Idle,
@@ -54,18 +53,15 @@ from prefetchd.model import (
     IoClass,
     Mask,
     Outcome,
-    PageHint,
     PlanSoon,
     Read,
     Released,
     Slots,
 )
 from prefetchd.observer import Observer
-from prefetchd.planner import NO_PLAN, Plan, Planner
-from prefetchd.predictor import Predictor, in_range
+from prefetchd.planner import Plan, Planner
+from prefetchd.predictor import Predictor
 from prefetchd.staging import ABANDONED, READING, READY, Evicted, Staging
-
-_HINT_DRIVEN_DEMANDS = 8  # for so many demands after a hint, planning waits for the next hint
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,18 +82,13 @@ class Core:
         self, staging: Staging, predictor: Predictor, planner: Planner, limits: CoreLimits
     ) -> None:
         self.staging = staging
-        self.predictor = predictor
         self.planner = planner
         self.limits = limits
         self._observer = Observer(staging, predictor, planner)
         self._demands = Demands(staging, limits.tickets_max)
-        self._pending = NO_PLAN
+        self._foresight = Foresight(staging, predictor, planner, self._observer, limits.candidates)
         self._prefetching = 0
         self._reading = 0
-        self._hinted_ns: int | None = None
-        self._hint_driven = 0
-        # A predictor that never guesses needs no turn of its own after a demand.
-        self._plans = type(predictor).predict is not Predictor.predict
         self._sweep_ns = 0
         self._order = np.arange(1, staging.slots + 1, dtype=np.int32)
         self._pushed_out = np.zeros(len(staging.slot_of), np.bool_)  # by a prefetch
@@ -126,6 +117,7 @@ class Core:
         Raises ValueError for an event that breaks the contract (an unknown or reused ticket, too
         many open tickets); the state is then unchanged.
         """
+        self._foresight.fresh = False
         if isinstance(event, Demanded):
             return self._demanded(event, now_ns)
         if isinstance(event, Completed):
@@ -166,12 +158,7 @@ class Core:
         self._observer.demanded(
             demand.slots, Access(pages, demand.outcomes, event.request, event.scores)
         )
-        if self._hinted_ns is not None:
-            self.planner.observe_lead(now_ns - self._hinted_ns)
-            self._hinted_ns = None
-        if self._hint_driven:
-            self._hint_driven -= 1
-        elif self._plans or len(held) < len(pages):
+        if self._foresight.demanded(now_ns, missed=len(held) < len(pages)):
             commands.append(PlanSoon())
         return commands
 
@@ -309,55 +296,32 @@ class Core:
 
     def _hinted(self, event: Hinted, now_ns: int) -> list[Command]:
         """Guess and read first; what can be learned from earlier demands waits for `Idle`."""
-        hint = event.hint
-        if isinstance(hint, PageHint):
-            self.predictor.on_page_hint(hint)
-            self._hinted_ns = now_ns
-            self._hint_driven = _HINT_DRIVEN_DEMANDS
-        elif isinstance(hint, ChainHint):
-            self.predictor.on_chain_hint(hint)
-        elif isinstance(hint, DoneHint):
-            self.predictor.on_done_hint(hint)
-        else:
-            assert_never(hint)
-        return [*self._plan(now_ns), PlanSoon()]
+        self._foresight.hinted(event.hint, now_ns)
+        self._foresight.plan(now_ns)
+        return [*self._issue(now_ns), PlanSoon()]
 
     def _idle(self, now_ns: int) -> list[Command]:
         """One small step of what can wait: a demand must never wait for long behind it.
 
-        While hints drive the planning, time is short: slots come first, learning later, in
-        batches. Without hints everything waits for what can be learned.
+        While hints drive the planning slots come first, learning later; without hints everything
+        waits for what can be learned.
         """
-        if self._hint_driven:
-            self._evicted(self.staging.replenish(), by_prefetch=False)
-            return [PlanSoon()] if self._observer.show_next(at_once=False) else []
-        if self._observer.show_next(at_once=True):
-            return [PlanSoon()]
-        commands = self._plan(now_ns)
+        commands: list[Command] = []
+        if not self._foresight.hint_driven:
+            if self._foresight.learn():
+                return [PlanSoon()]
+            self._foresight.plan(now_ns)
+            commands = self._issue(now_ns)
+        elif self._foresight.learn():
+            commands = [PlanSoon()]
         self._evicted(self.staging.replenish(), by_prefetch=False)
         return commands
 
-    def _plan(self, now_ns: int) -> list[Command]:
-        guess = self.predictor.predict(now_ns, self.limits.candidates)
-        if len(guess.keep) or self.staging.kept.any():
-            self.staging.keep(guess.keep)
-        if len(guess.pages):
-            guess = in_range(guess, len(self.staging.slot_of))
-        self._observer.guessed(guess)
-        self._pending = self.planner.plan(guess, self.staging.slot_of, now_ns)
-        return self._issue(now_ns, checked=True)
-
-    def _issue(self, now_ns: int, *, checked: bool = False) -> list[Command]:
+    def _issue(self, now_ns: int) -> list[Command]:
         """Start what the plan still holds, unless a demand waits, as far as the depth allows."""
-        room = self.limits.prefetch_depth - self._prefetching
-        if room <= 0 or len(self._pending.pages) == 0 or self._demands.waiting:
+        if self._demands.waiting:
             return []
-        plan, self._pending = self._pending, NO_PLAN
-        if len(plan.pages) > room:
-            plan, self._pending = plan.split(room)
-        if not checked:  # some may have come meanwhile
-            absent = self.staging.slot_of[plan.pages] < 0
-            plan = Plan(plan.pages[absent], plan.sources[absent], plan.confidence[absent])
+        plan = self._foresight.take(self.limits.prefetch_depth - self._prefetching)
         slots = self._take_slots(plan.pages, IoClass.PREFETCH, plan)
         if len(slots) == 0:
             return []

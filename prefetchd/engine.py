@@ -46,6 +46,7 @@ _PUMP_NAP_S, _PUMP_IDLE_S = 150e-6, 50e-3
 _LOOK_NS = 50_000_000  # how often deadlines are looked at while reads are in flight
 _INBOX_MAX = 64
 _TENDED_NS = 20_000_000  # so long after its last turn a caller is expected back
+_STARVED_MAX = 8  # calls too short for any step, after which one is made all the same
 _STEP_NS, _COLLECT_NS = 250_000, 150_000  # time to leave for a step, and for what has arrived
 
 
@@ -91,6 +92,7 @@ class Engine:
         self._plan_wanted = False
         self._look_ns = 0
         self._tended_ns = -_TENDED_NS
+        self._starved = 0
         self._stopping = False
         self._broken: BaseException | None = None
         self._inbox: queue.SimpleQueue[Hinted | None] = queue.SimpleQueue()  # None: look around
@@ -205,8 +207,12 @@ class Engine:
         A host thread that waits for its GPU anyway does here what the pump would otherwise do
         beside it, at the price of the interpreter's lock going to and fro.
         """
-        self._tended_ns = max(self._tended_ns, until_ns)
-        while self._wanted() and self.clock() < until_ns - _STEP_NS:
+        now_ns = self.clock()
+        self._tended_ns = max(self._tended_ns, until_ns, now_ns)
+        last_ns = until_ns - min(_STEP_NS, (until_ns - now_ns) // 2)
+        self._starved += 1
+        while self._wanted() and (self.clock() < last_ns or self._starved > _STARVED_MAX):
+            self._starved = 0
             self._step()
         self._sleep_until(until_ns - _COLLECT_NS)
         if self.core.reading and self.clock() < until_ns:

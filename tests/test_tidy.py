@@ -61,7 +61,9 @@ def test_lines_are_short() -> None:
         for path in SOURCES
         for number, line in enumerate(path.read_text().splitlines(), 1)
     ]
-    assert [at(path, number) for path, number, line in lines if len(line) > COLUMNS] == []
+    pragma = re.compile(r"  # (type: ignore|noqa).*$")  # which ruff does not count either
+    long = [at(path, number) for path, number, line in lines if len(pragma.sub("", line)) > COLUMNS]
+    assert long == []
 
 
 def test_functions_are_short() -> None:

@@ -174,7 +174,6 @@ def run_fio(path: Path, shape: Shape, seconds: float) -> Rate:
         "--registerfiles",
         f"--bs={shape.block_bytes}",
         f"--iodepth={shape.depth}",
-        f"--size={path.stat().st_size}",
         f"--runtime={seconds}",
         "--time_based",
         "--readonly",

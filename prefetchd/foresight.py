@@ -1,0 +1,109 @@
+"""What to fetch before anybody asks: from hints and demands to guesses to a plan.
+
+Decides when the predictor is asked and what is left of its last plan. Gives out no slots and
+starts no reads; the core does.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+import numpy as np
+
+from prefetchd.model import ChainHint, DoneHint, Hint, PageHint
+from prefetchd.observer import Observer
+from prefetchd.planner import NO_PLAN, Plan, Planner
+from prefetchd.predictor import Predictor, in_range
+from prefetchd.staging import Staging
+
+_HINT_DRIVEN_DEMANDS = 8  # for so many demands after a hint, planning waits for the next hint
+
+
+class Foresight:
+    """`candidates`: guesses asked of the predictor at a time."""
+
+    def __init__(
+        self,
+        staging: Staging,
+        predictor: Predictor,
+        planner: Planner,
+        observer: Observer,
+        candidates: int,
+    ) -> None:
+        self._staging = staging
+        self._predictor = predictor
+        self._planner = planner
+        self._observer = observer
+        self._candidates = candidates
+        self._plan = NO_PLAN
+        self.fresh = False
+        """Whether nothing has happened since the plan was made: whoever drives says so."""
+        self._hinted_ns: int | None = None
+        self._hint_driven = 0
+        # A predictor that never guesses needs no turn of its own after a demand.
+        self._guesses = type(predictor).predict is not Predictor.predict
+
+    @property
+    def hint_driven(self) -> bool:
+        """Whether hints keep coming, so that planning may wait for the next one."""
+        return self._hint_driven > 0
+
+    def demanded(self, now_ns: int, *, missed: bool) -> bool:
+        """A demand came; whether it asks for a turn of learning and planning."""
+        if self._hinted_ns is not None:
+            self._planner.observe_lead(now_ns - self._hinted_ns)
+            self._hinted_ns = None
+        if self._hint_driven:
+            self._hint_driven -= 1
+            return False
+        return self._guesses or missed
+
+    def hinted(self, hint: Hint, now_ns: int) -> None:
+        """Pass a hint on; ids that no page has are the engine's fault, and dropped."""
+        if isinstance(hint, PageHint):
+            self._hinted_ns = now_ns
+            self._hint_driven = _HINT_DRIVEN_DEMANDS
+            self._predictor.on_page_hint(_real(hint, len(self._staging.slot_of)))
+        elif isinstance(hint, ChainHint):
+            self._predictor.on_chain_hint(hint)
+        elif isinstance(hint, DoneHint):
+            self._predictor.on_done_hint(hint)
+        else:
+            assert_never(hint)
+
+    def learn(self) -> bool:
+        """One small step of learning from demands; whether more is due.
+
+        While hints drive the planning time is short, and it is done in batches.
+        """
+        return self._observer.show_next(at_once=not self._hint_driven)
+
+    def plan(self, now_ns: int) -> None:
+        """Ask the predictor anew. What is left of the old plan has lost its reason."""
+        guess = self._predictor.predict(now_ns, self._candidates)
+        if len(guess.keep) or self._staging.kept.any():
+            self._staging.keep(guess.keep)
+        if len(guess.pages):
+            guess = in_range(guess, len(self._staging.slot_of))
+        self._observer.guessed(guess)
+        self._plan = self._planner.plan(guess, self._staging.slot_of, now_ns)
+        self.fresh = True
+
+    def take(self, room: int) -> Plan:
+        """Up to `room` pages of the plan, best first, all absent; the rest stays planned."""
+        if len(self._plan.pages) == 0 or room <= 0:
+            return NO_PLAN
+        plan, self._plan = self._plan, NO_PLAN
+        if len(plan.pages) > room:
+            plan, self._plan = plan.split(room)
+        if not self.fresh:  # some may have come meanwhile
+            absent = self._staging.slot_of[plan.pages] < 0
+            plan = Plan(plan.pages[absent], plan.sources[absent], plan.confidence[absent])
+        return plan
+
+
+def _real(hint: PageHint, pages: int) -> PageHint:
+    if len(hint.pages) == 0 or hint.pages.view(np.uint64).max() < pages:
+        return hint
+    real = (hint.pages >= 0) & (hint.pages < pages)
+    return PageHint(hint.pages[real], hint.scores[real])

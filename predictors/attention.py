@@ -87,6 +87,8 @@ class Attention(Predictor):
             self._hinted = None
         self._recent[layer].append(pages)
         self._latest.append(self.geometry.block_of(pages))
+        if self._demands % LEARN_DEMANDS == 0:
+            self._hints.learn(layer)
         if weighed is not None:
             self._odds.learn(weighed[1], history.used_this_turn(weighed[0]))
 
@@ -96,8 +98,6 @@ class Attention(Predictor):
         pages = hint.pages
         if len(pages) == 0:
             return
-        if self._history.layer >= 0 and self._demands % LEARN_DEMANDS == 0:
-            self._hints.learn(self._history.layer)
         layer = int(pages[0]) % self.geometry.layers
         self._hinted = (layer, pages, self._hints.chances(pages, layer))
 

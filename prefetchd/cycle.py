@@ -32,14 +32,14 @@ class Cycle(Eviction):
         super().__init__(slots, geometry)
         layers = geometry.layers
         self._history = UseHistory(geometry)
-        self._slot_of = np.full(geometry.pages, -1, np.int64)
         self._page = np.full(slots, -1, np.int64)
         self._layer = np.full(slots, layers, np.int64)  # `layers` where the slot is empty
         self._chance = np.zeros(slots, np.float32)
-        self._promise = np.zeros(geometry.pages, np.float32)  # by the hint for the layer's turn
-        self._promised: list[Ids] = [NO_IDS] * layers
-        self._rank = np.zeros(geometry.pages, np.float32)  # of what is demanded in this turn
-        self._ranked = NO_IDS
+        self._stale = np.zeros(layers + 1, np.bool_)  # layers whose chances are to be reckoned
+        self._promise = np.zeros(geometry.pages, np.float32)  # by guesses for the layer's turn
+        self._promised: list[list[Ids]] = [[] for _ in range(layers)]
+        self._rank = np.zeros(geometry.pages, np.float32)  # in the latest turn of its layer
+        self._ranked: list[list[Ids]] = [[] for _ in range(layers)]
         self._told = False  # of the demand that is being served, before its `touched`
         # discount[now, layer]: 1 for the layer that comes next, least for one a whole step away.
         turns = np.arange(layers)
@@ -52,18 +52,21 @@ class Cycle(Eviction):
         self._told = True
 
     def inserted(self, slots: Slots, pages: Ids, *, prefetched: bool) -> None:
-        self._slot_of[pages] = slots
+        layers = self.geometry.layer_of(pages)
         self._page[slots] = pages
-        self._layer[slots] = self.geometry.layer_of(pages)
-        if prefetched:
-            promise = self._promise[pages]
-            promise[promise == 0.0] = UNHINTED_CHANCE
-            self._chance[slots] = np.maximum(self._history.chance(pages), promise)
-        else:
+        self._layer[slots] = layers
+        self._stale[layers] = True
+        if not prefetched:
             if not self._told:
                 self._demand(pages, None)
                 self._told = True
-            self._chance[slots] = self._history.chance(pages, self._rank[pages])
+            return
+        unhinted = self._promise[pages] == 0.0
+        if unhinted.any():
+            some = pages[unhinted]
+            self._promise[some] = UNHINTED_CHANCE
+            for layer, mine in by_layer(some, self.geometry):
+                self._promised[layer].append(some[mine])
 
     def touched(self, slots: Slots, pages: Ids, scores: Scores | None) -> None:
         if not (self._told and self._history.used_this_turn(pages).all()):
@@ -71,27 +74,28 @@ class Cycle(Eviction):
         self._told = False
 
     def removed(self, slots: Slots, pages: Ids) -> None:
-        self._slot_of[pages] = -1
         self._page[slots] = -1
         self._layer[slots] = self.geometry.layers
-        self._chance[slots] = 0.0
 
     def expected(self, pages: Ids, chances: Scores) -> None:
         for layer, mine in by_layer(pages, self.geometry):
-            promised, promise = pages[mine], chances[mine]
-            self._promise[self._promised[layer]] = 0.0
-            self._promised[layer] = promised
-            self._promise[promised] = promise
-            slots = self._slot_of[promised]
-            here = slots >= 0
-            slots = slots[here]
-            self._chance[slots] = np.maximum(self._chance[slots], promise[here])
+            self._forget(self._promise, self._promised[layer])
+            self._promised[layer].append(pages[mine])
+            self._promise[pages[mine]] = chances[mine]
+            self._stale[layer] = True
+
+    @staticmethod
+    def _forget(values: Scores, pages: list[Ids]) -> None:
+        for some in pages:
+            values[some] = 0.0
+        pages.clear()
 
     def victims(self, count: int, allowed: Mask) -> Slots:
         candidates = np.flatnonzero(allowed)
         count = min(count, len(candidates))
         if count <= 0:
             return NO_IDS
+        self._reckon()
         worth = self._discounted(candidates)
         worst = np.argpartition(worth, count - 1)[:count]
         order = np.argsort(worth[worst], kind="stable")
@@ -112,21 +116,24 @@ class Cycle(Eviction):
 
     def _demand_layer(self, pages: Ids, layer: int, ranks: Scores | float) -> None:
         """Pages of one layer are demanded, in a new turn of it or in the one that is on."""
-        history = self._history
-        if layer != history.layer or self.geometry.layers == 1:
-            history.turn_to(layer)
-            self._rank[self._ranked] = 0.0
-            self._ranked = pages
-            self._promise[self._promised[layer]] = 0.0
-            self._promised[layer] = NO_IDS
-        else:
-            self._ranked = np.concatenate([self._ranked, pages])
-        history.used(pages)
+        if layer != self._history.layer or self.geometry.layers == 1:
+            self._history.turn_to(layer)
+            self._forget(self._rank, self._ranked[layer])
+            self._forget(self._promise, self._promised[layer])
+        self._history.used(pages)
         self._rank[pages] = ranks
-        # What the layer did not demand now has a lower chance from here on.
-        here = np.flatnonzero(self._layer == layer)
-        held = self._page[here]
-        self._chance[here] = history.chance(held, self._rank[held])
+        self._ranked[layer].append(pages)
+        self._stale[layer] = True
+
+    def _reckon(self) -> None:
+        """Bring the chances of all pages here up to date: not before somebody asks for victims."""
+        if not self._stale.any():
+            return
+        slots = np.flatnonzero(self._stale[self._layer])
+        pages = self._page[slots]
+        chance = self._history.chance(pages, self._rank[pages])
+        self._chance[slots] = np.maximum(chance, self._promise[pages])
+        self._stale[:] = False
 
 
 def rank_shares(scores: Scores) -> Scores:

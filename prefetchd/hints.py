@@ -44,10 +44,8 @@ class HintOdds:
         return curve[: len(pages)]
 
     def learn(self, layer: int) -> None:
-        """Compare the hint for the turn that `layer` had with what was demanded, if there is one.
-
-        May be called at any time after that turn and before the layer's next.
-        """
+        """Compare the hint for the turn that `layer` now has with what it demanded, if there is
+        one. May be called at any time between that demand and the layer's next hint."""
         pending = self._pending[layer]
         if pending is None or pending[0] == self._history.turns(layer):
             return

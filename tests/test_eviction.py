@@ -250,12 +250,15 @@ def test_cycle_protects_expected_pages_until_their_turn() -> None:
     here = wanted[np.isin(wanted, stage.page_of)]
     assert len(here) == 3
     slots = stage.slot_of(here)
+    policy.victims(1, np.ones(12, np.bool_))  # brings the worths up to date
     before = policy.worth(slots)
     policy.expected(here, np.full(len(here), 0.9, np.float32))
+    policy.victims(1, np.ones(12, np.bool_))
     assert (policy.worth(slots) > before).all()
     stage.demand(geometry.page_ids(ids(20, 21, 22), 0))
     assert np.isin(here, stage.page_of).all()
     stage.demand(geometry.page_ids(ids(10, 11, 12, 30), 1))
+    policy.victims(1, np.ones(12, np.bool_))
     assert (policy.worth(slots[np.isin(here, stage.page_of)]) < 0.2).all()
 
 

@@ -35,12 +35,20 @@ class Uring(_StorageDevice):
     name: ClassVar[str] = "uring"
 
     def __init__(
-        self, files: Sequence[File], arena: Arena, depth: int, *, single_issuer: bool = False
+        self,
+        files: Sequence[File],
+        arena: Arena,
+        depth: int,
+        *,
+        single_issuer: bool = False,
+        poll_idle_ms: int = 0,
     ) -> None:
         super().__init__(files, arena, depth)
         try:
             # Twice the depth leaves room for cancellations beside a full load.
-            self._ring = io_uring.Ring(2 * depth, single_issuer=single_issuer)
+            self._ring = io_uring.Ring(
+                2 * depth, single_issuer=single_issuer, poll_idle_ms=poll_idle_ms
+            )
         except OSError as error:
             raise DeviceError(uring_forbidden_because(error)) from error
         if self._ring.entries < 2 * depth:
@@ -160,6 +168,8 @@ class Uring(_StorageDevice):
         return entries
 
     def reap(self) -> Completions:
+        if self._in_flight:
+            self._ring.nudge()
         entries = self._ring.reap()
         mine = entries["user_data"] != _CANCEL_TAG
         if not mine.all():

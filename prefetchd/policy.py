@@ -63,7 +63,8 @@ class Eviction:
     def worth(self, slots: Slots) -> Scores | None:
         """What is lost when a prefetch empties each of these slots, on a scale of 0 to 1.
 
-        float32, one a slot, as things stood when `victims` was last asked: the chance that its page is demanded at its next turn, discounted for
+        float32, one a slot, as things stood when `victims` was last asked: the chance that its
+        page is demanded at its next turn, discounted for
         the wait and for being fetched back in time. None: the policy has no opinion. A prefetch is
         worth a slot while its `Guess.confidence` exceeds this: with guesses best first and victims
         worst first, the prefetches to make are `confidence > worth(victims)`, a prefix.

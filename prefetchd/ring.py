@@ -16,6 +16,7 @@ import ctypes
 import errno
 import mmap
 import os
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -93,14 +94,20 @@ class Ring:
 
     `single_issuer`: all calls come from the thread that made the ring; completions are then only
     posted inside `enter` (SINGLE_ISSUER | DEFER_TASKRUN), which saves interrupts.
+    `poll_idle_ms`: a kernel thread takes submissions without a system call (SQPOLL), and sleeps
+    after so long without any; it keeps a processor busy. Only where stores are seen in order.
     Raises OSError with the kernel's errno (EPERM, ENOSYS, ENOMEM, EINVAL ...).
     """
 
-    def __init__(self, entries: int, *, single_issuer: bool = False) -> None:
+    def __init__(self, entries: int, *, single_issuer: bool = False, poll_idle_ms: int = 0) -> None:
         parameters = np.zeros(1, _PARAMS)
         flags = liburing.IORING_SETUP_SUBMIT_ALL | liburing.IORING_SETUP_CLAMP
         if single_issuer:
             flags |= liburing.IORING_SETUP_SINGLE_ISSUER | liburing.IORING_SETUP_DEFER_TASKRUN
+        if poll_idle_ms:
+            flags |= liburing.IORING_SETUP_SQPOLL
+            parameters["sq_thread"] = (0, poll_idle_ms)
+        self._polled = poll_idle_ms > 0
         parameters["flags"] = flags
         self.single_issuer = single_issuer
         self.fd = _checked("io_uring_setup", _call(_SETUP, entries, parameters.ctypes.data))
@@ -125,6 +132,7 @@ class Ring:
         sqe_memory = self._mmap(SQE.itemsize * self.entries, liburing.IORING_OFF_SQES)
 
         self._sq_head = np.frombuffer(sq_memory, "<u4", 1, int(sq["head"]))
+        self._sq_flags = np.frombuffer(sq_memory, "<u4", 1, int(sq["flags"]))
         self._sq_tail = np.frombuffer(sq_memory, "<u4", 1, int(sq["tail"]))
         # Entry i of the submission ring always names submission entry i.
         np.frombuffer(sq_memory, "<u4", self.entries, int(sq["array"]))[:] = np.arange(self.entries)
@@ -163,6 +171,8 @@ class Ring:
 
     def push(self, entries: NDArray[Any]) -> None:
         """Copy entries (dtype SQE, at most `room`) into the ring and hand them to the kernel."""
+        while self._polled and self.room() < len(entries):
+            time.sleep(0)  # the polling thread is just taking them
         start, count = int(self._sq_tail[0]) & (self.entries - 1), len(entries)
         first = min(count, self.entries - start)
         self.sqes[start : start + first] = entries[:first]
@@ -173,10 +183,22 @@ class Ring:
     def _submit(self, count: int) -> None:
         """Publish `count` entries and hand them over; busy and interrupted are tried again."""
         self._sq_tail[0] = (int(self._sq_tail[0]) + count) & 0xFFFFFFFF
+        if self._polled:
+            self.nudge()
+            return
         while pending := self._pending():
             result = _call(_ENTER, self.fd, pending)
             if result < 0 and -result not in (errno.EINTR, errno.EAGAIN, errno.EBUSY):
                 _checked("io_uring_enter", result)
+
+    def nudge(self) -> None:
+        """Wake the kernel's polling thread if it sleeps over entries; nothing without one.
+
+        Called again whenever completions are looked for, since the flag may have been read before
+        the thread saw the new tail.
+        """
+        if self._polled and self._sq_flags[0] & liburing.IORING_SQ_NEED_WAKEUP and self._pending():
+            _call(_ENTER, self.fd, 0, 0, liburing.IORING_ENTER_SQ_WAKEUP)
 
     def wait(self, count: int, timeout_ns: int) -> None:
         """Block until `count` completions are there, the timeout (ns), or a signal."""

@@ -96,6 +96,10 @@ class TestUring(OnFiles):
     module, name = "uring", "Uring"
 
 
+class TestUringSqpoll(OnFiles):
+    module, name = "uring_sqpoll", "UringSqpoll"
+
+
 class TestMemory(StorageDeviceContract):
     def make(self, tmp_path: Path, file_bytes: int, depth: int, arena_bytes: int) -> StorageDevice:
         files = [File(-1, name, file_bytes) for name in ("a", "b")]

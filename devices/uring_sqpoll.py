@@ -14,6 +14,7 @@ from typing import ClassVar
 import numpy as np
 
 from prefetchd.device import OP, SYNC, Arena, DeviceError, File
+from prefetchd.device import StorageDevice as _StorageDevice
 from prefetchd.devices.uring import Uring as _Uring
 
 _IDLE_MS = 20
@@ -21,7 +22,7 @@ _PROBE_TIMEOUT_NS = 2_000_000_000
 _ORDERED = ("x86_64", "AMD64", "i686")
 
 
-class UringSqpoll(_Uring):
+class UringSqpoll(_Uring, _StorageDevice):
     """See the contract. Raises DeviceError as well where the polling thread does nothing."""
 
     name: ClassVar[str] = "uring_sqpoll"

@@ -8,6 +8,10 @@ itself. Three measurements hold it back:
 * a ghost of a plain LRU buffer of the same size tells what no prefetch at all would have missed;
   when more is missed than that, no guesses are passed on for a while;
 * what a source asks to hold is held only while it gains more than the room it takes loses.
+
+Measuring and guessing cost time too, where there is little to gain. So measures are taken on every
+fourth layer where there are many, a source that has proved useless is not even shown most demands,
+and without hints all of them sleep while they spare too few misses to be worth waking.
 """
 
 from __future__ import annotations
@@ -45,6 +49,11 @@ RELATIVE_FLOOR = 0.67  # a source must come near the main one, or its reads are 
 RECENT_DECAY = 0.9  # per pass over the layers
 PASS_ACCESSES_MIN = 16  # with few layers a pass alone is too short to judge by
 PROBE_ACCESSES = 32  # a useless source may guess one page in this many accesses
+SHOWN_PASSES = 8  # a useless source sees one pass in so many
+HINT_ACCESSES = 8  # page hints keep coming while there was one in so many accesses
+SAMPLE, SAMPLED_LAYERS_MIN = 4, 24
+SPARED_MIN = 0.3  # misses an access: fewer cannot pay for guessing without hints
+TRIAL_PASSES, SLEEP_PASSES_MIN, SLEEP_PASSES_MAX = 8, 16, 64
 
 
 @dataclass(slots=True)
@@ -92,7 +101,8 @@ class Auto(Predictor):
         super().__init__(geometry, slots)
         if not 1 <= len(sources) <= SOURCES_MAX:
             raise ValueError(f"auto runs 1 to {SOURCES_MAX} predictors, not {len(sources)}")
-        ghost = GhostLru(geometry.pages, slots)
+        self._sample = SAMPLE if geometry.layers >= SAMPLED_LAYERS_MIN else 1
+        ghost = GhostLru(geometry.pages, max(1, slots // self._sample))
         self._guard = Guard(ghost)
         self._gains = Gains(geometry.pages)
         self._sources = [
@@ -101,25 +111,75 @@ class Auto(Predictor):
         ]
         self._accesses = 0
         self._pass_accesses = max(geometry.layers, PASS_ACCESSES_MIN)
+        self._hinted = self._chained = -(1 << 30)  # the access before which the last hint came
+        self._hint_reader = self._only_reader()
+        self._awake_passes = TRIAL_PASSES  # to go, unless they prove worth it
+        self._asleep_passes = 0
+        self._sleep_passes = SLEEP_PASSES_MIN
+
+    def _only_reader(self) -> int | None:
+        """The one source that reads page hints, if there is just one."""
+        readers = [
+            number
+            for number, source in enumerate(self._sources)
+            if type(source.predictor).on_page_hint is not Predictor.on_page_hint
+        ]
+        return readers[0] if len(readers) == 1 else None
+
+    @property
+    def _asleep(self) -> bool:
+        return self._asleep_passes > 0
 
     def on_access(self, access: Access) -> None:
-        ghost_missed = self._guard.observe(access)
-        self._count(*self._gains.demanded(access, ghost_missed))
-        for source in self._sources:
-            source.holding.observe(access, ghost_missed)
-            source.predictor.on_access(access)
         self._accesses += 1
+        if not self._asleep:
+            self._show(access)
         if self._accesses % self._pass_accesses == 0:
-            self._guard.judge()
-            for source in self._sources:
-                source.recent_gains *= RECENT_DECAY
-                source.holding.judge(source.predictor.predict(0, 0).keep)
+            self._judge()
+
+    def _show(self, access: Access) -> None:
+        measured = len(access.pages) and access.pages[0] % self.geometry.layers % self._sample == 0
+        if measured:
+            ghost_missed = self._guard.observe(access)
+            self._count(*self._gains.demanded(access, ghost_missed))
+        shown = self._accesses // self._pass_accesses % SHOWN_PASSES == 0
+        for source, useless in zip(self._sources, self._useless(), strict=True):
+            if measured:
+                source.holding.observe(access, ghost_missed)
+            if shown or not useless:
+                source.predictor.on_access(access)
+
+    def _judge(self) -> None:
+        """A pass over the layers has ended."""
+        if self._asleep:
+            self._asleep_passes -= 1
+            self._awake_passes = TRIAL_PASSES
+            return
+        self._guard.judge()
+        for source in self._sources:
+            source.recent_gains *= RECENT_DECAY
+            keep = source.predictor.predict(0, 0).keep
+            source.holding.judge(keep[keep % self.geometry.layers % self._sample == 0])
+        if self._accesses - self._hinted <= 2 * self._pass_accesses:
+            return
+        gains = sum(source.recent_gains for source in self._sources) * self._sample
+        spared = gains * (1 - RECENT_DECAY) / RECENT_DECAY / self._pass_accesses
+        self._awake_passes -= 1
+        if spared >= SPARED_MIN:
+            self._sleep_passes = SLEEP_PASSES_MIN
+        elif self._awake_passes <= 0:
+            self._asleep_passes = self._sleep_passes
+            self._sleep_passes = min(2 * self._sleep_passes, SLEEP_PASSES_MAX)
 
     def on_page_hint(self, hint: PageHint) -> None:
+        self._hinted = self._accesses
+        self._asleep_passes = 0
         for source in self._sources:
             source.predictor.on_page_hint(hint)
 
     def on_chain_hint(self, hint: ChainHint) -> None:
+        self._chained = self._accesses
+        self._asleep_passes = 0
         for source in self._sources:
             source.predictor.on_chain_hint(hint)
 
@@ -135,6 +195,12 @@ class Auto(Predictor):
             if mine.any():
                 told = Feedback(feedback.pages[mine], codes[mine], feedback.verdicts[mine])
                 source.predictor.on_feedback(told)
+        if self._sample > 1:
+            measured = feedback.pages % self.geometry.layers % self._sample == 0
+            feedback = Feedback(
+                feedback.pages[measured], feedback.sources[measured], feedback.verdicts[measured]
+            )
+            numbers = numbers[measured]
         wasted = feedback.verdicts == Verdict.WASTED
         self._count(numbers[wasted], np.zeros(np.count_nonzero(wasted), np.bool_))
         self._count(*self._gains.judged(feedback.pages[~wasted], numbers[~wasted]))
@@ -148,29 +214,47 @@ class Auto(Predictor):
                 source.count(*counts)
 
     def predict(self, now_ns: int, limit: int) -> Guess:
-        if not self._guard.open:
+        if self._asleep or not self._guard.open:
             return Guess()
+        reader = self._hint_reader
+        if reader is not None and self._led_by_hints():
+            guess = self._sources[reader].predictor.predict(now_ns, limit)
+            codes = _codes(reader, guess.sources, len(guess.pages))
+            return Guess(
+                guess.pages, guess.confidence, guess.deadline_ns, codes, self._held(now_ns)
+            )
         guesses = [
             _weighed(number, source, source.predictor.predict(now_ns, room), room)
             for number, (source, room) in enumerate(
                 zip(self._sources, self._rooms(limit), strict=True)
             )
+            if room or source.holding.earned_parts
         ]
-        pages = np.concatenate([guess.pages for guess in guesses])
-        scores = np.concatenate([guess.scores for guess in guesses])
-        codes = np.concatenate([guess.codes for guess in guesses])
-        best = _best_first(pages, scores)
-        best = best[: max(0, limit)]
-        deadlines = [guess.deadline_ns for guess in guesses if len(guess.pages)]
+        said = [guess for guess in guesses if len(guess.pages)]
+        held = _each_once([guess.held for guess in guesses if len(guess.held)])
+        pages = np.concatenate([NO_IDS, *[guess.pages for guess in said]])
+        scores = np.concatenate([np.empty(0, np.float32), *[guess.scores for guess in said]])
+        codes = np.concatenate([np.empty(0, np.uint8), *[guess.codes for guess in said]])
+        best = _best_first(pages, scores)[: max(0, limit)]
+        deadlines = [guess.deadline_ns for guess in said]
         known = [deadline for deadline in deadlines if deadline is not None]
-        return Guess(
-            pages[best],
-            scores[best],
-            # Pages without a deadline may be wanted sooner than those with one.
-            min(known) if known and len(known) == len(deadlines) else None,
-            codes[best],
-            _each_once([guess.held for guess in guesses if len(guess.held)]),
-        )
+        # Pages without a deadline may be wanted sooner than those with one.
+        deadline_ns = min(known) if known and len(known) == len(deadlines) else None
+        return Guess(pages[best], scores[best], deadline_ns, codes[best], held)
+
+    def _led_by_hints(self) -> bool:
+        """Whether page hints keep coming and nothing else has anything better to say: then the
+        source that reads them speaks alone, but for the probes of the others."""
+        recent = self._accesses - self._hinted <= HINT_ACCESSES < self._accesses - self._chained
+        return recent and self._accesses % PROBE_ACCESSES >= HINT_ACCESSES
+
+    def _held(self, now_ns: int) -> Ids:
+        """What the sources have earned to hold."""
+        earners = [source for source in self._sources if source.holding.earned_parts]
+        kept = [
+            source.holding.earned(source.predictor.predict(now_ns, 0).keep) for source in earners
+        ]
+        return _each_once(kept)
 
     def _rooms(self, limit: int) -> list[int]:
         """How many pages each source may guess, by its precision beside the main one's.
@@ -178,32 +262,46 @@ class Auto(Predictor):
         The main source is the one that gains most, not the most precise: a few safe pages
         do not make up for many likely ones.
         """
-        main = max(self._sources, key=lambda source: source.recent_gains).precision
         rooms = []
-        for source in self._sources:
+        main = self._main().precision
+        for source, useless in zip(self._sources, self._useless(), strict=True):
             share = min(1.0, source.precision / main)
             if source.ended < PROVEN_ENDED:
                 share = UNPROVEN_SHARE
-            elif source.precision < max(PRECISION_FLOOR, RELATIVE_FLOOR * main):
+            elif useless:
                 share = 0.0
             probe = self._accesses % PROBE_ACCESSES == 0
             least = 1 if share > 0 or probe else 0
             rooms.append(min(max(limit, 0), max(int(limit * share), least)))
         return rooms
 
+    def _main(self) -> _Source:
+        return max(self._sources, key=lambda source: source.recent_gains)
+
+    def _useless(self) -> list[bool]:
+        """Which sources have proved too imprecise beside the main one."""
+        floor = max(PRECISION_FLOOR, RELATIVE_FLOOR * self._main().precision)
+        return [s.ended >= PROVEN_ENDED and s.precision < floor for s in self._sources]
+
 
 def _weighed(number: int, source: _Source, guess: Guess, room: int) -> _Weighed:
     """At most `room` pages of a source's guess, their scores, and codes that tell it apart."""
     pages = guess.pages[:room]
     sure = np.float32(0.5) if guess.confidence is None else guess.confidence[:room]
-    own = np.uint8(0) if guess.sources is None else guess.sources[:room] % SOURCES_MAX
     return _Weighed(
         pages,
         np.full(len(pages), source.precision, np.float32) * sure,
-        np.full(len(pages), number, np.uint8) + own * np.uint8(SOURCES_MAX),
+        _codes(number, guess.sources, len(pages)),
         guess.deadline_ns,
         source.holding.earned(guess.keep),
     )
+
+
+def _codes(number: int, own: Codes | None, count: int) -> Codes:
+    """What tells the source of each page, and the source's own code in it."""
+    if own is None:
+        return np.full(count, number, np.uint8)
+    return own[:count] % SOURCES_MAX * np.uint8(SOURCES_MAX) + np.uint8(number)
 
 
 def _best_first(pages: Ids, scores: Scores) -> Ids:

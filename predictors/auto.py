@@ -9,9 +9,10 @@ itself. Three measurements hold it back:
   when more is missed than that, no guesses are passed on for a while;
 * what a source asks to hold is held only while it gains more than the room it takes loses.
 
-Measuring and guessing cost time too, where there is little to gain. So measures are taken on every
-fourth layer where there are many, a source that has proved useless is not even shown most demands,
-and without hints all of them sleep while they spare too few misses to be worth waking.
+Guessing costs time too, wherever the engine runs, and only time can tell whether it pays. So now
+and then it falls silent for a few passes over the layers and compares how long they take. Measures
+are taken on every fourth layer where there are many, and a source that has proved useless is not
+even shown most demands.
 """
 
 from __future__ import annotations
@@ -36,11 +37,12 @@ from prefetchd.model import (
     Verdict,
 )
 from prefetchd.predictor import Guess, Predictor
+from prefetchd.predictors._merging import SOURCES_MAX, best_first, each_once, source_codes
+from prefetchd.predictors._pace import Pace
 from prefetchd.predictors._restraint import Gains, GhostLru, Guard, Holding
 from prefetchd.registry import predictor_class
 
 SOURCES = ("attention", "sliding_window", "cross_request")
-SOURCES_MAX = 16  # a page's source code is this x the source's own code + the source's number
 ENDED_DECAY = 0.998  # per prefetch that ended: the last 500 count
 PROVEN_ENDED = 32
 UNPROVEN_SHARE = 0.25  # of the limit, until a source is proven
@@ -52,8 +54,6 @@ PROBE_ACCESSES = 32  # a useless source may guess one page in this many accesses
 SHOWN_PASSES = 8  # a useless source sees one pass in so many
 HINT_ACCESSES = 8  # page hints keep coming while there was one in so many accesses
 SAMPLE, SAMPLED_LAYERS_MIN = 4, 24
-SPARED_MIN = 0.3  # misses an access: fewer cannot pay for guessing without hints
-TRIAL_PASSES, SLEEP_PASSES_MIN, SLEEP_PASSES_MAX = 8, 16, 64
 
 
 @dataclass(slots=True)
@@ -113,9 +113,7 @@ class Auto(Predictor):
         self._pass_accesses = max(geometry.layers, PASS_ACCESSES_MIN)
         self._hinted = self._chained = -(1 << 30)  # the access before which the last hint came
         self._hint_reader = self._only_reader()
-        self._awake_passes = TRIAL_PASSES  # to go, unless they prove worth it
-        self._asleep_passes = 0
-        self._sleep_passes = SLEEP_PASSES_MIN
+        self._pace = Pace()
 
     def _only_reader(self) -> int | None:
         """The one source that reads page hints, if there is just one."""
@@ -126,16 +124,14 @@ class Auto(Predictor):
         ]
         return readers[0] if len(readers) == 1 else None
 
-    @property
-    def _asleep(self) -> bool:
-        return self._asleep_passes > 0
-
     def on_access(self, access: Access) -> None:
         self._accesses += 1
-        if not self._asleep:
+        if self._pace.guessing:
             self._show(access)
         if self._accesses % self._pass_accesses == 0:
-            self._judge()
+            if self._pace.guessing:
+                self._judge()
+            self._pace.passed(access.now_ns)
 
     def _show(self, access: Access) -> None:
         measured = len(access.pages) and access.pages[0] % self.geometry.layers % self._sample == 0
@@ -151,35 +147,20 @@ class Auto(Predictor):
 
     def _judge(self) -> None:
         """A pass over the layers has ended."""
-        if self._asleep:
-            self._asleep_passes -= 1
-            self._awake_passes = TRIAL_PASSES
-            return
         self._guard.judge()
         for source in self._sources:
             source.recent_gains *= RECENT_DECAY
             keep = source.predictor.predict(0, 0).keep
             source.holding.judge(keep[keep % self.geometry.layers % self._sample == 0])
-        if self._accesses - self._hinted <= 2 * self._pass_accesses:
-            return
-        gains = sum(source.recent_gains for source in self._sources) * self._sample
-        spared = gains * (1 - RECENT_DECAY) / RECENT_DECAY / self._pass_accesses
-        self._awake_passes -= 1
-        if spared >= SPARED_MIN:
-            self._sleep_passes = SLEEP_PASSES_MIN
-        elif self._awake_passes <= 0:
-            self._asleep_passes = self._sleep_passes
-            self._sleep_passes = min(2 * self._sleep_passes, SLEEP_PASSES_MAX)
 
     def on_page_hint(self, hint: PageHint) -> None:
         self._hinted = self._accesses
-        self._asleep_passes = 0
-        for source in self._sources:
-            source.predictor.on_page_hint(hint)
+        if self._pace.guessing:
+            for source in self._sources:
+                source.predictor.on_page_hint(hint)
 
     def on_chain_hint(self, hint: ChainHint) -> None:
         self._chained = self._accesses
-        self._asleep_passes = 0
         for source in self._sources:
             source.predictor.on_chain_hint(hint)
 
@@ -214,12 +195,12 @@ class Auto(Predictor):
                 source.count(*counts)
 
     def predict(self, now_ns: int, limit: int) -> Guess:
-        if self._asleep or not self._guard.open:
+        if not (self._pace.guessing and self._guard.open):
             return Guess()
         reader = self._hint_reader
         if reader is not None and self._led_by_hints():
             guess = self._sources[reader].predictor.predict(now_ns, limit)
-            codes = _codes(reader, guess.sources, len(guess.pages))
+            codes = source_codes(reader, guess.sources, len(guess.pages))
             return Guess(
                 guess.pages, guess.confidence, guess.deadline_ns, codes, self._held(now_ns)
             )
@@ -231,11 +212,11 @@ class Auto(Predictor):
             if room or source.holding.earned_parts
         ]
         said = [guess for guess in guesses if len(guess.pages)]
-        held = _each_once([guess.held for guess in guesses if len(guess.held)])
+        held = each_once([guess.held for guess in guesses if len(guess.held)])
         pages = np.concatenate([NO_IDS, *[guess.pages for guess in said]])
         scores = np.concatenate([np.empty(0, np.float32), *[guess.scores for guess in said]])
         codes = np.concatenate([np.empty(0, np.uint8), *[guess.codes for guess in said]])
-        best = _best_first(pages, scores)[: max(0, limit)]
+        best = best_first(pages, scores)[: max(0, limit)]
         deadlines = [guess.deadline_ns for guess in said]
         known = [deadline for deadline in deadlines if deadline is not None]
         # Pages without a deadline may be wanted sooner than those with one.
@@ -254,7 +235,7 @@ class Auto(Predictor):
         kept = [
             source.holding.earned(source.predictor.predict(now_ns, 0).keep) for source in earners
         ]
-        return _each_once(kept)
+        return each_once(kept)
 
     def _rooms(self, limit: int) -> list[int]:
         """How many pages each source may guess, by its precision beside the main one's.
@@ -291,31 +272,7 @@ def _weighed(number: int, source: _Source, guess: Guess, room: int) -> _Weighed:
     return _Weighed(
         pages,
         np.full(len(pages), source.precision, np.float32) * sure,
-        _codes(number, guess.sources, len(pages)),
+        source_codes(number, guess.sources, len(pages)),
         guess.deadline_ns,
         source.holding.earned(guess.keep),
     )
-
-
-def _codes(number: int, own: Codes | None, count: int) -> Codes:
-    """What tells the source of each page, and the source's own code in it."""
-    if own is None:
-        return np.full(count, number, np.uint8)
-    return own[:count] % SOURCES_MAX * np.uint8(SOURCES_MAX) + np.uint8(number)
-
-
-def _best_first(pages: Ids, scores: Scores) -> Ids:
-    """Places in `pages` by falling score, each page at its best place only."""
-    order = np.argsort(-scores, kind="stable")
-    _, first = np.unique(pages[order], return_index=True)
-    best: Ids = order[np.sort(first)]
-    return best
-
-
-def _each_once(parts: list[Ids]) -> Ids:
-    """All pages in the order given, each at its first place only."""
-    if len(parts) < 2:
-        return parts[0] if parts else NO_IDS
-    every = np.concatenate(parts)
-    _, first = np.unique(every, return_index=True)
-    return every[np.sort(first)]

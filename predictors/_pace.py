@@ -6,8 +6,9 @@ them. Knows nothing of pages, hits or what a guess costs, which is why it cannot
 
 from __future__ import annotations
 
+START_PASSES = 8  # not compared with anything: the buffer is filling
 TRIAL_PASSES = 3  # of one kind before the other; the first, while things settle, is not counted
-TRIALS_AT_START = 4  # turn and turn about
+TRIALS_AT_START = 5  # turn and turn about, the filling included
 STAY_PASSES_MIN, STAY_PASSES_MAX = 24, 96  # of the better kind before the other is tried again
 CLEAR_RATIO = 1.03  # a difference beyond which the next trial can wait twice as long
 MEMORY = 0.6  # of a kind's earlier passes, per pass
@@ -21,8 +22,8 @@ class Pace:
         self.guessing = True
         self._usual_ns = {True: 0.0, False: 0.0}
         self._since_ns = 0
-        self._settling = True
-        self._left = TRIAL_PASSES
+        self._uncounted = START_PASSES
+        self._left = START_PASSES
         self._trials = 0
         self._trying = True
         self._stay = STAY_PASSES_MIN
@@ -32,9 +33,10 @@ class Pace:
         taken_ns, self._since_ns = now_ns - self._since_ns, now_ns
         if now_ns == 0:
             return
-        if not self._settling:
+        if self._uncounted:
+            self._uncounted -= 1
+        else:
             self._count(taken_ns)
-        self._settling = False
         self._left -= 1
         if self._left <= 0:
             self._turn()
@@ -61,6 +63,6 @@ class Pace:
         self._switch(better, self._stay)
 
     def _switch(self, guessing: bool, passes: int) -> None:
-        self._settling = guessing != self.guessing
+        self._uncounted = int(guessing != self.guessing)
         self.guessing = guessing
         self._left = passes

@@ -47,6 +47,7 @@ class ReplaySettings:
     staging_slots: int = 0
     layer_us: float = 600.0
     hints: bool = True
+    tend: bool = True
     top_k: int = 16
     predictors: tuple[str, ...] = ("auto",)
     controls: tuple[str, ...] = CONTROLS
@@ -225,7 +226,8 @@ def _one(
         demand_timeout_s=settings.demand_timeout_s,
         core=settings.core,
     )
-    pace = Pace(int(settings.layer_us * 1000), settings.hints, settings.warmup_steps)
+    layer_ns = int(settings.layer_us * 1000)
+    pace = Pace(layer_ns, settings.hints, settings.warmup_steps, settings.tend)
     with open_runtime(directory, layout, options=options) as runtime:
         _check_blocks(runtime, workload, settings.seed)
         if plan.name == "resident":
@@ -268,5 +270,5 @@ def _settings(workload: Workload, settings: ReplaySettings) -> metrics.Settings:
         evict=settings.evict,
         depth=settings.depth,
         seed=settings.seed,
-        more={"idle_s": settings.idle_s},
+        more={"idle_s": settings.idle_s, "tend": settings.tend},
     )

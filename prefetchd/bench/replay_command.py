@@ -64,6 +64,9 @@ def decode(
         float, typer.Option(min=0, max=1e7, help="Compute time of a layer.")
     ] = 600.0,
     hints: Annotated[bool, typer.Option(help="Give next-layer hints.")] = True,
+    tend: Annotated[
+        bool, typer.Option(help="The host thread drives the engine while the GPU computes.")
+    ] = True,
     predictor: Annotated[
         list[str] | None, typer.Option(help="Predictor by name or file; repeatable.")
     ] = None,
@@ -106,6 +109,7 @@ def decode(
         staging_slots=_slots(workload, staging, _whole(page_bytes)),
         layer_us=layer_us,
         hints=hints,
+        tend=tend,
         top_k=top_k,
         predictors=tuple(predictor or ("auto",)),
         controls=tuple(name.strip() for name in controls.split(",") if name.strip()),

@@ -17,15 +17,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from prefetchd.assembly import aligned_arena
-from prefetchd.device import OP, READ, File, StorageDevice
+from prefetchd.device import OP, READ, File, Ops, StorageDevice
 from prefetchd.devices.uring import Uring
 from prefetchd.hostinfo import errno_name, medium_of
 from prefetchd.registry import storage_device_class
 
 _CREATE_CHUNK_BYTES = 1 << 24
 _OFFSETS = 1 << 16
+_TRIAL_S = 0.1
 
 
 class BenchError(Exception):
@@ -141,24 +143,55 @@ def _drive(device: StorageDevice, file: File, shape: Shape, seconds: float) -> R
     ops["length"] = shape.block_bytes
     ops["kind"] = READ
     ops["offset"] = offsets[: shape.depth]
-    at, done = shape.depth, 0
-    cpu_s, start_s = time.process_time(), time.perf_counter()
-    end_s = start_s + seconds
-    device.submit(ops)
-    while time.perf_counter() < end_s:
-        completions = device.reap_some(max(1, shape.depth // 3))
-        free = completions["tag"].astype(np.int64)
-        if (completions["result"] != shape.block_bytes).any():
-            raise BenchError(f"{file.path}: reads failed or came short; see the kernel log")
-        done += len(free)
-        if at + len(free) > _OFFSETS:
-            at = 0
-        again = ops[free]
-        again["offset"] = offsets[at : at + len(free)]
-        at += len(free)
-        device.submit(again)
-    elapsed_s = time.perf_counter() - start_s
+    load = _Load(device, file, shape, ops, offsets)
+    # How many completions to wait for at a time is tried out first: too few wake too often, too
+    # many let the queue run dry, and which is which depends on the medium.
+    trials = {wanted: load.run(wanted, _TRIAL_S) for wanted in {1, *_parts(shape.depth)}}
+    wanted = max(trials, key=lambda count: trials[count])
+    cpu_s, start_s, before = time.process_time(), time.perf_counter(), load.done
+    load.run(wanted, seconds)
+    done, elapsed_s = load.done - before, time.perf_counter() - start_s
     return Rate(done / elapsed_s, (time.process_time() - cpu_s) / max(1, done) * 1e6)
+
+
+def _parts(depth: int) -> list[int]:
+    return [max(1, depth // part) for part in (8, 4, 2)]
+
+
+class _Load:
+    """A queue kept full of random reads."""
+
+    def __init__(
+        self,
+        device: StorageDevice,
+        file: File,
+        shape: Shape,
+        ops: Ops,
+        offsets: NDArray[np.int64],
+    ) -> None:
+        self._device, self._file, self._shape = device, file, shape
+        self._ops, self._offsets = ops, offsets
+        self._at = shape.depth
+        self.done = 0
+        device.submit(ops)
+
+    def run(self, wanted: int, seconds: float) -> float:
+        """Read for a while, waiting for `wanted` completions at a time; operations a second."""
+        start_s, before = time.perf_counter(), self.done
+        while (elapsed_s := time.perf_counter() - start_s) < seconds:
+            completions = self._device.reap_some(wanted)
+            if (completions["result"] != self._shape.block_bytes).any():
+                raise BenchError(
+                    f"{self._file.path}: reads failed or came short; see the kernel log"
+                )
+            again = self._ops[completions["tag"].astype(np.int64)]
+            if self._at + len(again) > _OFFSETS:
+                self._at = 0
+            again["offset"] = self._offsets[self._at : self._at + len(again)]
+            self._at += len(again)
+            self.done += len(again)
+            self._device.submit(again)
+        return (self.done - before) / elapsed_s
 
 
 def run_fio(path: Path, shape: Shape, seconds: float) -> Rate:

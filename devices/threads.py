@@ -1,7 +1,7 @@
 """The storage device `threads`: a pool of threads in preadv and pwritev, where io_uring is not.
 
-Decides how many threads work and when they end. aiofiles' pool machinery runs the workers from one
-private event loop; each worker takes operations off a queue until the device is closed, so that a
+Decides how many threads work and when they end. aiofiles runs the workers from one private
+event loop; each worker takes operations off a queue until the device is closed, so that a
 batch of 32 is 32 reads at once and no operation costs any asyncio. (Measured with random 64 KiB
 reads at depth 32: one asyncio task per operation or small batch reached 0.77 of the rate of 32
 plain threads in preadv, long-lived workers 0.97.) Files keep their flags, O_DIRECT among them, and
@@ -15,18 +15,55 @@ import errno
 import os
 import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 from queue import Empty, SimpleQueue
+from typing import Any
 
 import aiofiles.os
 import numpy as np
 from numpy.typing import NDArray
 
-from prefetchd.device import READ, SYNC, Arena, Completions, File, Op, Ops, StorageDevice, refusal
+from prefetchd.device import (
+    READ,
+    SYNC,
+    Arena,
+    Completions,
+    DeviceError,
+    File,
+    Op,
+    Ops,
+    StorageDevice,
+    refusal,
+)
 from prefetchd.devices.memory import Mailbox
 
 WORKERS_MAX = 32  # more threads than this cost more in switches than they add in depth
-_EXIT_CHECK_S = 0.5
+
+
+class _Daemons(Executor):
+    """One daemon thread a call. The interpreter joins the threads of a ThreadPoolExecutor at exit,
+    and these wait for work that never comes when nobody has closed their device."""
+
+    def __init__(self) -> None:
+        self._threads: list[threading.Thread] = []
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(fn(*args, **kwargs))
+            except BaseException as error:
+                future.set_exception(error)
+
+        self._threads.append(threading.Thread(target=run, name="prefetchd-worker", daemon=True))
+        self._threads[-1].start()
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        for thread in self._threads:
+            if wait and thread.ident is not None:  # else it could not be started
+                thread.join()
 
 
 class Threads(StorageDevice):
@@ -47,29 +84,40 @@ class Threads(StorageDevice):
         self._in_flight = 0
         self._closed = False
         self._queue: SimpleQueue[Op | None] = SimpleQueue()  # None ends one worker
+        # Nobody goes on before all have begun: no thread can be started while a process ends.
+        self._begun = threading.Barrier(self.workers + 1)
+        self._start_error: BaseException | None = None
         self._loop_thread = threading.Thread(
             target=lambda: asyncio.run(self._run_workers()), name="prefetchd-loop", daemon=True
         )
-        self._loop_thread.start()
+        try:
+            self._loop_thread.start()
+            self._begun.wait()
+        except RuntimeError as error:  # of the start, or of a barrier that was given up
+            if self._loop_thread.ident is not None:
+                self._loop_thread.join()
+            self._mailbox.close()
+            why = self._start_error or error
+            raise DeviceError(
+                f"device threads: {self.workers} threads cannot be had: {why}; "
+                "raise the limit of threads (ulimit -u), or ask for less depth"
+            ) from why
 
     async def _run_workers(self) -> None:
         work = aiofiles.os.wrap(self._work)
-        with ThreadPoolExecutor(self.workers, "prefetchd-worker") as pool:
-            workers = asyncio.gather(*(work(executor=pool) for _ in range(self.workers)))
+        with _Daemons() as pool:
             try:
-                # The interpreter joins pool threads at exit: a device that nobody closed would
-                # keep the process for ever.
-                while not workers.done() and threading.main_thread().is_alive():
-                    await asyncio.wait([workers], timeout=_EXIT_CHECK_S)
-            finally:
-                self._end_workers()
-            await workers
+                await asyncio.gather(*(work(executor=pool) for _ in range(self.workers)))
+            except RuntimeError as error:
+                self._start_error = error
+                self._begun.abort()
 
     def _end_workers(self) -> None:
         for _ in range(self.workers):
             self._queue.put(None)
 
     def _work(self) -> None:
+        self._begun.wait()
         while (op := self._queue.get()) is not None:
             try:
                 result = self._carry_out(op)

@@ -1,8 +1,8 @@
 """Sparse attention's far pages: what the engine hints, or else what its own past suggests.
 
-With a hint for the layer to come, guesses its pages by their rank and history. Without one, weighs
-the pages that layer used lately and those of the blocks, and their neighbours in the text, that the
-layers just before it used. Chances are learned from what came true, and a source whose guesses
+With a hint for the layer to come, guesses its pages by their rank. Without one, weighs the pages
+that layer used lately and those of the blocks, and their neighbours in the text, that the layers
+just before it used. Chances are learned from what came true, and a source whose guesses
 prove useless is cut further; what is left below a floor is not said at all. With no precision it
 falls silent, but for a rare guess to find out whether that has changed.
 """

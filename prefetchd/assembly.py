@@ -6,6 +6,7 @@ in `notes`. Runs nothing.
 
 from __future__ import annotations
 
+import math
 import mmap
 import time
 from collections.abc import Callable, Sequence
@@ -22,7 +23,7 @@ from prefetchd.driver import SLOTS_MAX, Driver
 from prefetchd.eviction import EVICTIONS
 from prefetchd.format import Superblock
 from prefetchd.gpu import GpuDevice
-from prefetchd.model import Geometry
+from prefetchd.model import Geometry, Mask
 from prefetchd.planner import Planner, PlannerLimits
 from prefetchd.predictor import Predictor
 from prefetchd.staging import Staging
@@ -43,7 +44,8 @@ class Options:
 
     `staging_bytes` None: a quarter of the store. `depth`: operations in flight on the device.
     `write_buffers`: blocks on their way to the store at once. `demand_timeout_s`: after it a
-    demand is answered with what is there, the rest as missing.
+    demand is answered with what is there, the rest as missing. `put_timeout_s`: after it a block
+    that the device does not write is given up. Raises ValueError for numbers that make no sense.
     """
 
     namespace: str = "default"
@@ -55,8 +57,19 @@ class Options:
     depth: int = 128
     write_buffers: int = 4
     demand_timeout_s: float = 10.0
+    put_timeout_s: float = 30.0
     core: CoreLimits = field(default_factory=CoreLimits)
     planner: PlannerLimits = field(default_factory=PlannerLimits)
+
+    def __post_init__(self) -> None:
+        for name in ("depth", "write_buffers", "staging_bytes"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"option {name} is {value}; it must be at least 1")
+        for name in ("demand_timeout_s", "put_timeout_s"):
+            value = getattr(self, name)
+            if not 0 <= value < math.inf:
+                raise ValueError(f"option {name} is {value}; it must be a number of seconds, 0 up")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +106,15 @@ def assemble(store: Store, options: Options) -> Parts:
     geometry = Geometry(shape.layers, shape.blocks)
     try:
         slots = _slots(shape, geometry, options.staging_bytes)
-        core, predictor_name = _core(geometry, slots, options)
+        visible = np.zeros(shape.blocks, np.bool_)
+        core, predictor_name = _core(geometry, slots, options, visible)
         arena, staging, scratch = _memory(shape, slots, options.write_buffers)
         device, notes = _open_device(options, store.files, arena)
     except BaseException:
         store.release()
         raise
     try:
-        catalog = store.load(device, scratch, options.namespace)
+        catalog = store.load(device, scratch, options.namespace, visible)
         gpu = _open_gpu(options, staging)
     except BaseException:
         device.close()
@@ -151,7 +165,8 @@ def aligned_arena(size_bytes: int, alignment_bytes: int) -> Arena:
     return arena
 
 
-def _core(geometry: Geometry, slots: int, options: Options) -> tuple[Core, str]:
+def _core(geometry: Geometry, slots: int, options: Options, visible: Mask) -> tuple[Core, str]:
+    """`visible` (one a block): what may be guessed at; the catalog fills it later."""
     if options.evict not in EVICTIONS:
         known = ", ".join(EVICTIONS)
         raise registry.RegistryError(f"no eviction policy is {options.evict!r}; there are {known}")
@@ -161,7 +176,8 @@ def _core(geometry: Geometry, slots: int, options: Options) -> tuple[Core, str]:
         factory = registry.predictor_class(factory)
     predictor = factory(geometry, slots)
     name = predictor.name or type(predictor).__name__.lower()
-    return Core(staging, predictor, Planner(options.planner), options.core), name
+    planner = Planner(options.planner, lambda pages: visible[pages // geometry.layers])
+    return Core(staging, predictor, planner, options.core), name
 
 
 def _open_device(

@@ -20,13 +20,16 @@ class StoreFullError(Exception):
 
 
 class Catalog:
-    """Blocks of one namespace in one store; extents of other namespaces are only occupied."""
+    """Blocks of one namespace in one store; extents of other namespaces are only occupied.
 
-    def __init__(self, superblock: Superblock, binding: Binding) -> None:
+    `visible`, one a block, is kept up to date for whoever else looks at it.
+    """
+
+    def __init__(self, superblock: Superblock, binding: Binding, visible: Mask) -> None:
         self.superblock = superblock
         self.binding = binding
         self._block_of: dict[bytes, int] = {}
-        self._visible = np.zeros(superblock.blocks, np.bool_)
+        self._visible = visible
         self._taken = np.zeros(superblock.blocks, np.bool_)
         self._free = list(range(superblock.blocks - 1, -1, -1))  # a stack; may name taken ones
         self._sequences = np.zeros(superblock.blocks, np.uint64)

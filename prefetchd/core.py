@@ -10,9 +10,10 @@ How it works
 ------------
 *Demand.* Pages are looked up in the staging map and pinned. Readable ones are answered at once.
 Absent ones get slots (clean pages make room) and are read with the highest class; those whose
-read is already in flight, for whatever reason, simply wait for it. A demand is answered with one
-`Ready`: when all its pages are readable, or have failed, or its deadline has come. A page that
-could not be had has slot -1: a failure is a miss, never wrong bytes.
+read is already in flight simply wait for it. When room is short the oldest demand has all of it; a
+younger one that lacks pages holds none meanwhile, or the two could wait for each other. A demand
+is answered with one `Ready`: when all its pages are readable, or have failed, or its deadline has
+come. A page that could not be had has slot -1: a failure is a miss, never wrong bytes.
 
 *Prefetch.* A hint is turned into reads at once. Demands reach the predictor and the eviction
 policy later, when nothing urgent waits (`Idle`), in the order they came: neither a demand nor a
@@ -31,7 +32,6 @@ afterwards; nothing iterates a set; ties break by the order of the caller's arra
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import assert_never
 
 import numpy as np
@@ -39,10 +39,11 @@ import numpy as np
 from prefetchd.counters import Counters
 from prefetchd.demands import UNPLACED, Demand, Demands
 from prefetchd.foresight import Foresight
+from prefetchd.guarded import Guarded
+from prefetchd.limits import CoreLimits
 from prefetchd.model import (
     NO_IDS,
     Access,
-    Cancel,
     Command,
     Completed,
     Demanded,
@@ -54,27 +55,16 @@ from prefetchd.model import (
     Mask,
     Outcome,
     PlanSoon,
-    Read,
     Released,
     Slots,
 )
 from prefetchd.observer import Observer
 from prefetchd.planner import Plan, Planner
 from prefetchd.predictor import Predictor
-from prefetchd.staging import ABANDONED, READING, READY, Evicted, Staging
+from prefetchd.reads import Reads
+from prefetchd.staging import READING, Staging
 
-
-@dataclass(frozen=True, slots=True)
-class CoreLimits:
-    """`prefetch_depth`: most prefetch reads in flight. `read_timeout_ns`: after it, a read is
-    abandoned. `tickets_max`: demands open at once. `attempts_max`: tries of a demanded read.
-    `candidates`: guesses asked of the predictor at a time."""
-
-    prefetch_depth: int = 32
-    read_timeout_ns: int = 5_000_000_000
-    tickets_max: int = 4096
-    attempts_max: int = 2
-    candidates: int = 1024
+__all__ = ["Core", "CoreLimits"]
 
 
 class Core:
@@ -84,14 +74,11 @@ class Core:
         self.staging = staging
         self.planner = planner
         self.limits = limits
-        self._observer = Observer(staging, predictor, planner)
+        guarded = Guarded(predictor)
+        self._observer = Observer(staging, guarded, planner)
         self._demands = Demands(staging, limits.tickets_max)
-        self._foresight = Foresight(staging, predictor, planner, self._observer, limits.candidates)
-        self._prefetching = 0
-        self._reading = 0
-        self._sweep_ns = 0
-        self._order = np.arange(1, staging.slots + 1, dtype=np.int32)
-        self._pushed_out = np.zeros(len(staging.slot_of), np.bool_)  # by a prefetch
+        self._foresight = Foresight(staging, guarded, planner, self._observer, limits.candidates)
+        self._reads = Reads(staging, planner, self._observer.counters, limits.read_timeout_ns)
 
     @property
     def counters(self) -> Counters:
@@ -99,8 +86,13 @@ class Core:
 
     @property
     def reading(self) -> int:
-        """Reads in flight."""
-        return self._reading
+        """Reads in flight that are waited for."""
+        return self._reads.in_flight
+
+    @property
+    def given_up(self) -> int:
+        """Reads that took too long; their slots are the device's until it ends them."""
+        return self._reads.given_up
 
     @property
     def unanswered(self) -> int:
@@ -115,7 +107,8 @@ class Core:
         """Take note of what happened; return what is to be done, in this order.
 
         Raises ValueError for an event that breaks the contract (an unknown or reused ticket, too
-        many open tickets); the state is then unchanged.
+        many open tickets); the state is then unchanged. Raises PredictorError for a predictor at
+        fault; there is no going on then.
         """
         self._foresight.fresh = False
         if isinstance(event, Demanded):
@@ -130,7 +123,7 @@ class Core:
             commands = self._idle(now_ns)
         else:
             assert_never(event)
-        if now_ns >= self._sweep_ns:
+        if now_ns >= self._reads.look_ns:
             commands += self._sweep(now_ns)
         return commands
 
@@ -153,10 +146,10 @@ class Core:
             commands.append(self._demands.answer(demand))
         else:
             self._demands.waiting[event.ticket] = demand
-            self._sweep_ns = min(self._sweep_ns, event.deadline_ns)
+            self._reads.look_ns = min(self._reads.look_ns, event.deadline_ns)
             commands += self._missed(demand, ~here, now_ns)
         self._observer.demanded(
-            demand.slots, Access(pages, demand.outcomes, event.request, event.scores)
+            demand.slots, Access(pages, demand.outcomes, event.request, event.scores, now_ns)
         )
         if self._foresight.demanded(now_ns, missed=len(held) < len(pages)):
             commands.append(PlanSoon())
@@ -167,8 +160,10 @@ class Core:
             return []
         demand.outcomes[absent] = Outcome.MISS
         demand.slots[absent] = UNPLACED
-        self.counters.pollution += int(np.count_nonzero(self._pushed_out[demand.pages[absent]]))
-        self._pushed_out[demand.pages[absent]] = False
+        self._observer.missed(demand.pages[absent])
+        if self._demands.lacking():
+            self._demands.step_back(demand)
+            return []
         return self._place(demand, now_ns)
 
     def _place(self, demand: Demand, now_ns: int) -> list[Command]:
@@ -181,38 +176,22 @@ class Core:
             self.staging.pins[found[shared]] += 1
             unplaced, pages = unplaced[~shared], pages[~shared]
         slots = self._take_slots(pages, IoClass.DEMAND)
+        demand.lacking = len(slots) < len(pages)
         if len(slots) == 0:
             return []
         demand.slots[unplaced[: len(slots)]] = slots
         self.staging.pins[slots] += 1
         self.counters.demand_reads += len(slots)
-        return [self._read(pages[: len(slots)], slots, IoClass.DEMAND, now_ns)]
+        return [self._reads.begin(pages[: len(slots)], slots, IoClass.DEMAND, now_ns)]
 
     def _take_slots(self, pages: Ids, io_class: IoClass, plan: Plan | None = None) -> Slots:
         """Slots for a prefix of absent pages; whatever goes out for them is accounted for."""
         if len(pages) == 0:
             return NO_IDS
-        if plan is None:
-            slots, evicted = self.staging.place(pages, io_class)
-        else:
-            slots, evicted = self.staging.place(pages, io_class, plan.sources, plan.confidence)
-        self._evicted(evicted, by_prefetch=io_class == IoClass.PREFETCH)
+        sources, confidence = (plan.sources, plan.confidence) if plan else (None, None)
+        slots, evicted = self.staging.place(pages, io_class, sources, confidence)
+        self._observer.evicted(evicted, by_prefetch=io_class == IoClass.PREFETCH)
         return slots
-
-    def _evicted(self, evicted: Evicted, *, by_prefetch: bool) -> None:
-        self._pushed_out[evicted.pages] = by_prefetch
-        self._observer.prefetches_wasted(evicted.wasted, evicted.sources)
-
-    def _read(self, pages: Ids, slots: Slots, io_class: IoClass, now_ns: int) -> Read:
-        staging = self.staging
-        staging.generation[slots] += 1
-        staging.issued_ns[slots] = now_ns
-        staging.ahead[slots] = self._order[: len(slots)] + self._reading
-        self._reading += len(slots)
-        self.planner.spend(len(slots))
-        deadline_ns = now_ns + self.limits.read_timeout_ns
-        self._sweep_ns = min(self._sweep_ns, deadline_ns)
-        return Read(pages, slots, staging.generation[slots], io_class, deadline_ns)
 
     def _released(self, event: Released, now_ns: int) -> list[Command]:
         answer = self._demands.close(event.ticket)
@@ -222,27 +201,7 @@ class Core:
     # --- completions ---
 
     def _completed(self, event: Completed, now_ns: int) -> list[Command]:
-        staging = self.staging
-        state = staging.state[event.slots]
-        current: Mask = (staging.generation[event.slots] == event.generations) & (
-            (state == READING) | (state == ABANDONED)
-        )
-        slots, verified = event.slots[current], event.verified[current]
-        self._reading -= len(slots)
-        self.planner.advance(now_ns)
-        given_up = staging.state[slots] == ABANDONED
-        self.counters.stale += len(current) - len(slots) + int(np.count_nonzero(given_up))
-        if given_up.any():
-            staging.free(slots[given_up])
-            slots, verified = slots[~given_up], verified[~given_up]
-        # Only what somebody waits for is noticed at once; other completions may have lain about.
-        awaited = slots[staging.pins[slots] > 0]
-        self.planner.observe_reads(staging.ahead[awaited], now_ns - staging.issued_ns[awaited])
-        self._prefetching -= int(np.count_nonzero(staging.prefetched[slots]))
-        staging.prefetched[slots] = False
-        staging.state[slots[verified]] = READY
-        if self.counters.retried:
-            staging.attempts[slots[verified]] = 0
+        slots, verified = self._reads.end(event, now_ns)
         commands = [] if verified.all() else self._failed(slots[~verified], now_ns)
         return commands + self._serve(now_ns) + self._issue(now_ns)
 
@@ -258,7 +217,7 @@ class Core:
         if len(retried) == 0:
             return []
         self.counters.retried += len(retried)
-        return [self._read(staging.page_of[retried], retried, IoClass.DEMAND, now_ns)]
+        return [self._reads.begin(staging.page_of[retried], retried, IoClass.DEMAND, now_ns)]
 
     def _lose(self, slots: Slots) -> None:
         """The pages of these slots cannot be had: their waiters get none, their pins go."""
@@ -270,27 +229,27 @@ class Core:
     def _serve(self, now_ns: int) -> list[Command]:
         """Find room for demands still without, answer those that are complete."""
         commands: list[Command] = []
-        for demand in self._demands.waiting.values():
-            if (demand.slots == UNPLACED).any():
-                commands += self._place(demand, now_ns)
+        while (demand := self._demands.lacking()) is not None:
+            commands += self._place(demand, now_ns)
+            if demand.lacking:
+                break  # a younger one must not hold what this one waits for
         return [*commands, *self._demands.complete(now_ns)]
 
     def _sweep(self, now_ns: int) -> list[Command]:
         """Abandon reads and answer demands whose time is over."""
         commands: list[Command] = []
-        staging, timeout_ns = self.staging, self.limits.read_timeout_ns
-        reading = np.flatnonzero(staging.state == READING)
-        over = reading[staging.issued_ns[reading] + timeout_ns <= now_ns]
+        over = self._reads.overdue(now_ns)
         if len(over):
-            self.counters.abandoned += len(over)
-            self._prefetching -= int(np.count_nonzero(staging.prefetched[over]))
             self._lose(over)
-            staging.abandon(over)
-            commands = [Cancel(over), *self._serve(now_ns)]
+            commands = [self._reads.give_up(over), *self._serve(now_ns)]
         answers = self._demands.expire(now_ns)
         self.counters.expired += sum(int(np.count_nonzero(a.slots < 0)) for a in answers)
-        self._sweep_ns = self._demands.next_deadline_ns(now_ns + timeout_ns // 4)
-        return [*commands, *answers]
+        commands += answers
+        if answers and self._demands.waiting:
+            commands += self._serve(now_ns)
+        soon_ns = now_ns + self.limits.read_timeout_ns // 4
+        self._reads.look_ns = self._demands.next_deadline_ns(soon_ns)
+        return commands
 
     # --- prediction ---
 
@@ -314,17 +273,17 @@ class Core:
             commands = self._issue(now_ns)
         elif self._foresight.learn():
             commands = [PlanSoon()]
-        self._evicted(self.staging.replenish(), by_prefetch=False)
+        self._observer.evicted(self.staging.replenish(), by_prefetch=False)
         return commands
 
     def _issue(self, now_ns: int) -> list[Command]:
         """Start what the plan still holds, unless a demand waits, as far as the depth allows."""
         if self._demands.waiting:
             return []
-        plan = self._foresight.take(self.limits.prefetch_depth - self._prefetching)
+        plan = self._foresight.take(self.limits.prefetch_depth - self._reads.prefetching)
         slots = self._take_slots(plan.pages, IoClass.PREFETCH, plan)
         if len(slots) == 0:
             return []
-        self._prefetching += len(slots)
+        self._reads.prefetching += len(slots)
         self.counters.prefetch_reads += len(slots)
-        return [self._read(plan.pages[: len(slots)], slots, IoClass.PREFETCH, now_ns)]
+        return [self._reads.begin(plan.pages[: len(slots)], slots, IoClass.PREFETCH, now_ns)]

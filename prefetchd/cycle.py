@@ -2,7 +2,8 @@
 
 A page just used is needed a whole step later at the earliest, so recency alone says little. This
 policy keeps what is likely to be demanded at its layer's next turn, the sooner the turn the better.
-It takes the likelihood from the page's history and from hints; it knows nothing of devices or time.
+It takes the likelihood from the page's history and from what a predictor expects; it knows
+nothing of devices or time.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ class Demand:
     waits_ns: Ids
     demanded_ns: int
     deadline_ns: int
+    lacking: bool = False  # whether pages are UNPLACED
 
 
 class Demands:
@@ -73,6 +74,18 @@ class Demands:
             return None
         nothing = np.full(len(demand.slots), FAILED, np.int64)
         return Ready(number, nothing, demand.outcomes, demand.waits_ns)
+
+    def lacking(self) -> Demand | None:
+        """The oldest waiting demand that has no slots for some of its pages."""
+        return next((demand for demand in self.waiting.values() if demand.lacking), None)
+
+    def step_back(self, demand: Demand) -> None:
+        """Give back the pins of a demand that has to wait behind an older one: it begins anew, and
+        what was here may have gone by then, so all of it counts as missed."""
+        self._staging.pins[demand.slots[demand.slots >= 0]] -= 1
+        demand.slots[:] = UNPLACED
+        demand.outcomes[:] = Outcome.MISS
+        demand.lacking = True
 
     def answer(self, demand: Demand) -> Ready:
         self.waiting.pop(demand.number, None)

@@ -7,6 +7,7 @@ Calls are made by one thread at a time, except `verify`, which needs no lock.
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections import Counter
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from prefetchd.catalog import Catalog
-from prefetchd.device import OP, Arena, Completions, Ops, StorageDevice
+from prefetchd.device import DONE, OP, Arena, Completions, Ops, StorageDevice
 from prefetchd.hostinfo import errno_name
 from prefetchd.model import Cancel, Completed, Ids, IoClass, Mask, Read, Slots
 from prefetchd.writer import WRITE_TAG, Writer, Written
@@ -73,6 +74,7 @@ class Driver:
         self.bytes_written = 0
         self.failures: Counter[str] = Counter()
         self._waiting: list[list[Ops]] = [[] for _ in IoClass]
+        self._cancelled: Completions = np.empty(0, DONE)  # before the device had them
         slots = len(staging)
         self._ops = np.zeros(slots, OP)  # the read of one page into each slot, but for its offset
         self._ops["tag"] = np.arange(slots)
@@ -114,9 +116,19 @@ class Driver:
         self._waiting[IoClass.WRITE_BACK].append(ops)
 
     def cancel(self, command: Cancel) -> None:
-        """Ask the device to end reads early; those that began inside a longer run go with it."""
+        """End reads early: at once if they are still queued here, else as far as the device can;
+        those that began inside a longer run go with it."""
         generations = self._generation[command.slots].astype(np.uint64) & _GENERATION_MASK
-        self.device.cancel((generations << _SLOT_BITS) | command.slots.astype(np.uint64))
+        tags = (generations << _SLOT_BITS) | command.slots.astype(np.uint64)
+        for queue in self._waiting[: IoClass.WRITE_BACK]:
+            for place, ops in enumerate(queue):
+                unwanted = np.isin(ops["tag"], tags)
+                queue[place] = ops[~unwanted]
+                ended = np.zeros(np.count_nonzero(unwanted), DONE)
+                ended["tag"] = ops["tag"][unwanted]
+                ended["result"] = -errno.ECANCELED
+                self._cancelled = np.concatenate([self._cancelled, ended])
+        self.device.cancel(tags)
 
     def start(self, now_ns: int) -> None:
         """Hand over what is queued, most urgent first, as far as the device has room."""
@@ -133,6 +145,9 @@ class Driver:
     def reap(self, now_ns: int) -> tuple[RawReads | None, list[Written]]:
         """Take what has ended. Reads still need `verify`; writes are carried on here."""
         completions = self.device.reap()
+        if len(self._cancelled):
+            completions = np.concatenate([completions, self._cancelled])
+            self._cancelled = self._cancelled[:0]
         if len(completions) == 0:
             return None, []
         self.depth.note(self.device.in_flight, now_ns)
@@ -199,5 +214,5 @@ class Driver:
 
     @property
     def queued(self) -> bool:
-        """Whether operations wait for the device to have room."""
-        return any(self._waiting)
+        """Whether operations wait for the device to have room, or cancelled ones to be reaped."""
+        return any(self._waiting) or len(self._cancelled) > 0

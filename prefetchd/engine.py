@@ -10,20 +10,16 @@ device's, so nobody else looks at them.
 from __future__ import annotations
 
 import logging
-import os
-import queue
 import select
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable
 
-import numpy as np
-from numpy.typing import NDArray
-
+from prefetchd.bell import Bell
 from prefetchd.core import Core
 from prefetchd.driver import Driver
+from prefetchd.guarded import PredictorError
 from prefetchd.model import (
     Cancel,
     Command,
@@ -35,38 +31,21 @@ from prefetchd.model import (
     Ready,
     Released,
 )
+from prefetchd.pump import Pump
+from prefetchd.samples import Samples
+from prefetchd.tending import Tending
 from prefetchd.writer import Written
 
 log = logging.getLogger("prefetchd")
 
-_SAMPLES = 1 << 16
 _NAP_NS = 100_000_000  # the longest sleep of a waiter: deadlines are looked at this often
 _SHARED_NAP_NS = 2_000_000  # the same while several threads wait for one device
-_PUMP_NAP_S, _PUMP_IDLE_S = 150e-6, 50e-3
 _LOOK_NS = 50_000_000  # how often deadlines are looked at while reads are in flight
 _INBOX_MAX = 64
-_TENDED_NS = 20_000_000  # so long after its last turn a caller is expected back
-_STARVED_MAX = 8  # calls too short for any step, after which one is made all the same
-_STEP_NS, _COLLECT_NS = 250_000, 150_000  # time to leave for a step, and for what has arrived
 
 
 class EngineError(Exception):
     """The engine has stopped, or was closed; says why."""
-
-
-class Samples:
-    """The last 65,536 values of something, kept whole for percentiles."""
-
-    def __init__(self) -> None:
-        self._values = np.zeros(_SAMPLES, np.int64)
-        self.count = 0
-
-    def add(self, value: int) -> None:
-        self._values[self.count % _SAMPLES] = value
-        self.count += 1
-
-    def values(self) -> NDArray[np.int64]:
-        return self._values[: min(self.count, _SAMPLES)].copy()
 
 
 class Engine:
@@ -91,17 +70,20 @@ class Engine:
         self.awaiting: list[Callable[[], object]] = []  # told when there is nothing to come
         self._plan_wanted = False
         self._look_ns = 0
-        self._tended_ns = -_TENDED_NS
-        self._starved = 0
         self._stopping = False
         self._broken: BaseException | None = None
-        self._inbox: queue.SimpleQueue[Hinted | None] = queue.SimpleQueue()  # None: look around
         self.hints_dropped = 0
         self.urgent: deque[int] = deque()  # one entry a caller that is about to take the lock
         self._released: deque[int] = deque()
-        self._front_wake = _bell(self)
-        self._thread = threading.Thread(target=self._pump, name="prefetchd-pump", daemon=True)
-        self._thread.start()
+        self._front_wake = Bell()
+        self._tending = Tending(
+            self.clock, self._wanted, self._step, lambda: self.core.reading and self.collect()
+        )
+        self.tended = self._tending.lately
+        """Whether a caller has lately given the engine its idle time, so that the pump may rest."""
+        self._pump = Pump(self._act, self._pump_failed)
+        self._inbox = self._pump.inbox
+        self._pump.start()
 
     # --- driving ---
 
@@ -111,9 +93,13 @@ class Engine:
             self.check()
             now_ns = self.clock()
             commands: list[Command] = []
-            while self._released:
-                commands += self.core.handle(Released(self._released.popleft()), now_ns)
-            commands += self.core.handle(event, now_ns)
+            try:
+                while self._released:
+                    commands += self.core.handle(Released(self._released.popleft()), now_ns)
+                commands += self.core.handle(event, now_ns)
+            except PredictorError as error:
+                self._break(error)
+                self.check()
             if isinstance(event, Hinted | Idle):
                 self.decision_ns.add(self.clock() - now_ns)
             for command in commands:
@@ -168,7 +154,8 @@ class Engine:
                     break
                 if not poller.poll(left_ns / 1e6):
                     self.handle(Idle())
-                _drain(self._front_wake)
+                    self._give_up_writes()
+                self._front_wake.silence()
         finally:
             with self.lock:
                 self._foreground -= 1
@@ -202,31 +189,8 @@ class Engine:
             self._inbox.put(event)
 
     def tend(self, until_ns: int) -> None:
-        """Give the engine this thread until then: learn, plan, collect; then just sleep.
-
-        A host thread that waits for its GPU anyway does here what the pump would otherwise do
-        beside it, at the price of the interpreter's lock going to and fro.
-        """
-        now_ns = self.clock()
-        self._tended_ns = max(self._tended_ns, until_ns, now_ns)
-        last_ns = until_ns - min(_STEP_NS, (until_ns - now_ns) // 2)
-        self._starved += 1
-        while self._wanted() and (self.clock() < last_ns or self._starved > _STARVED_MAX):
-            self._starved = 0
-            self._step()
-        self._sleep_until(until_ns - _COLLECT_NS)
-        if self.core.reading and self.clock() < until_ns:
-            self.collect()
-        self._sleep_until(until_ns)
-
-    def _sleep_until(self, when_ns: int) -> None:
-        left_ns = when_ns - self.clock()
-        if left_ns > 0:
-            time.sleep(left_ns / 1e9)
-
-    def tended(self) -> bool:
-        """Whether a caller has lately given the engine its idle time, so that the pump may rest."""
-        return self.clock() < self._tended_ns + _TENDED_NS
+        """Give the engine this thread until then, on `clock`."""
+        self._tending.until(until_ns)
 
     def wake(self) -> None:
         """Let the pump take over what is left to do, unless a caller tends to it."""
@@ -238,38 +202,22 @@ class Engine:
     def resolved(self) -> None:
         """Something that somebody waits for has ended: tell the waiters in other threads."""
         if self._foreground and self._foreground > (threading.get_ident() in self._waiters):
-            os.eventfd_write(self._front_wake, 1)
+            self._front_wake.ring()
 
     # --- the pump ---
 
-    def _pump(self) -> None:
-        """Take hints as they come; between them look after the device, less often the less comes.
+    def _act(self, event: Hinted | None) -> bool:
+        """What the pump does each time it wakes."""
+        if event is not None:
+            self.give_way()
+            self.handle(event)
+        return self._turn()
 
-        It waits on a queue, never on the device: waking it must not cost the caller the
-        interpreter lock, and reads that nobody waits for are best collected several at a time.
-        """
-        nap_s = _PUMP_IDLE_S
-        try:
-            while not self._stopping:
-                try:
-                    event = self._inbox.get(timeout=nap_s)
-                    nap_s = _PUMP_NAP_S
-                except queue.Empty:
-                    event = None
-                    nap_s = min(2 * nap_s, _PUMP_IDLE_S)
-                if self._stopping:
-                    return
-                if event is not None:
-                    self.give_way()
-                    self.handle(event)
-                if self._turn():
-                    nap_s = _PUMP_NAP_S
-        except BaseException as error:
-            if self._stopping and isinstance(error, EngineError):
-                return
-            self._broken = error
-            log.exception("the pump thread has stopped")
-            self._end()
+    def _pump_failed(self, error: BaseException) -> None:
+        if self._stopping and isinstance(error, EngineError):
+            return
+        log.error("the pump thread has stopped", exc_info=error)
+        self._break(error)
 
     def _turn(self) -> bool:
         """Learn and plan if asked, unless hints are waiting; collect what nobody waits for."""
@@ -285,10 +233,20 @@ class Engine:
             self._plan_wanted = False
             self._look_ns = self.clock() + _LOOK_NS
             self.handle(Idle())
+            self._give_up_writes()
+
+    def _give_up_writes(self) -> None:
+        """Settle the puts whose blocks the device does not write."""
+        if self.driver.writer.in_flight == 0:
+            return
+        with self.lock:
+            for end in self.driver.writer.expire(self.clock()):
+                self._on_written(end)
 
     def _wanted(self) -> bool:
         core = self.core
-        overdue = (core.reading or core.unanswered) and self.clock() >= self._look_ns
+        open_ended = core.reading or core.unanswered or self.driver.writer.in_flight
+        overdue = open_ended and self.clock() >= self._look_ns
         return bool(self._plan_wanted or overdue or (self._released and core.unanswered))
 
     def give_way(self) -> None:
@@ -299,6 +257,10 @@ class Engine:
     def check(self) -> None:
         """Raise EngineError if the engine can do nothing more."""
         if self._broken is not None:
+            if isinstance(self._broken, PredictorError):
+                # Its cause leads to the line in the predictor.
+                words = f"the engine has stopped: {self._broken}"
+                raise EngineError(words) from self._broken.__cause__
             raise EngineError(f"the engine has stopped: {self._broken!r}") from self._broken
         if self._stopping:
             raise EngineError("the engine is closed")
@@ -307,27 +269,16 @@ class Engine:
         """End the pump thread; nobody drives the device any more when this returns."""
         with self.lock:
             self._stopping = True
-        self._inbox.put(None)
-        self._thread.join()
+        self._pump.stop()
+        self._end()
+
+    def _break(self, error: BaseException) -> None:
+        self._broken = self._broken or error
         self._end()
 
     def _end(self) -> None:
         """Whoever waits has nothing to wait for."""
-        os.eventfd_write(self._front_wake, 1)
+        self._front_wake.ring()
         with self.lock:
             for tell in self.awaiting:
                 tell()
-
-
-def _bell(engine: Engine) -> int:
-    """An eventfd as long-lived as the engine: a waiter may look at it after `stop`."""
-    descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-    weakref.finalize(engine, os.close, descriptor)
-    return descriptor
-
-
-def _drain(descriptor: int) -> None:
-    try:
-        os.eventfd_read(descriptor)
-    except BlockingIOError:
-        return

@@ -6,14 +6,13 @@ starts no reads; the core does.
 
 from __future__ import annotations
 
-from typing import assert_never
-
 import numpy as np
 
-from prefetchd.model import ChainHint, DoneHint, Hint, PageHint
+from prefetchd.guarded import Guarded
+from prefetchd.model import Hint, PageHint
 from prefetchd.observer import Observer
 from prefetchd.planner import NO_PLAN, Plan, Planner
-from prefetchd.predictor import Predictor, in_range
+from prefetchd.predictor import Guess, in_range
 from prefetchd.staging import Staging
 
 _HINT_DRIVEN_DEMANDS = 8  # for so many demands after a hint, planning waits for the next hint
@@ -25,7 +24,7 @@ class Foresight:
     def __init__(
         self,
         staging: Staging,
-        predictor: Predictor,
+        predictor: Guarded,
         planner: Planner,
         observer: Observer,
         candidates: int,
@@ -40,8 +39,6 @@ class Foresight:
         """Whether nothing has happened since the plan was made: whoever drives says so."""
         self._hinted_ns: int | None = None
         self._hint_driven = 0
-        # A predictor that never guesses needs no turn of its own after a demand.
-        self._guesses = type(predictor).predict is not Predictor.predict
 
     @property
     def hint_driven(self) -> bool:
@@ -56,20 +53,15 @@ class Foresight:
         if self._hint_driven:
             self._hint_driven -= 1
             return False
-        return self._guesses or missed
+        return self._predictor.guesses or missed
 
     def hinted(self, hint: Hint, now_ns: int) -> None:
         """Pass a hint on; ids that no page has are the engine's fault, and dropped."""
         if isinstance(hint, PageHint):
             self._hinted_ns = now_ns
             self._hint_driven = _HINT_DRIVEN_DEMANDS
-            self._predictor.on_page_hint(_real(hint, len(self._staging.slot_of)))
-        elif isinstance(hint, ChainHint):
-            self._predictor.on_chain_hint(hint)
-        elif isinstance(hint, DoneHint):
-            self._predictor.on_done_hint(hint)
-        else:
-            assert_never(hint)
+            hint = _real(hint, len(self._staging.slot_of))
+        self._predictor.on_hint(hint)
 
     def learn(self) -> bool:
         """One small step of learning from demands; whether more is due.
@@ -81,6 +73,12 @@ class Foresight:
     def plan(self, now_ns: int) -> None:
         """Ask the predictor anew. What is left of the old plan has lost its reason."""
         guess = self._predictor.predict(now_ns, self._candidates)
+        try:
+            self._use(guess, now_ns)
+        except (AttributeError, IndexError, TypeError, ValueError) as error:
+            self._predictor.unusable(error)
+
+    def _use(self, guess: Guess, now_ns: int) -> None:
         if len(guess.keep) or self._staging.kept.any():
             self._staging.keep(guess.keep)
         if len(guess.pages):

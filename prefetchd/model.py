@@ -121,13 +121,15 @@ class Access:
     """One demand as it was met: pages in the order asked, and how each was found (Outcome).
 
     `scores` (float32) are the engine's own weights of these pages (its attention mass), if it
-    gave any; `request` tells streams apart (0 when there is only one).
+    gave any; `request` tells streams apart (0 when there is only one); `now_ns` is when it came,
+    on the events' clock (0 = not known).
     """
 
     pages: Ids
     outcomes: Codes
     request: int = 0
     scores: Scores | None = None
+    now_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)

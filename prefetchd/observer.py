@@ -10,28 +10,39 @@ from collections import deque
 import numpy as np
 
 from prefetchd.counters import Counters
+from prefetchd.guarded import Guarded
 from prefetchd.model import Access, Codes, Feedback, Ids, Slots, Verdict
 from prefetchd.planner import Planner
-from prefetchd.predictor import Guess, Predictor
-from prefetchd.staging import Staging
+from prefetchd.predictor import Guess
+from prefetchd.staging import Evicted, Staging
 
 _UNSEEN_MAX = 64  # demands and guesses not yet shown; the oldest is dropped first
 _BATCH = 8
 
 
 class Observer:
-    def __init__(self, staging: Staging, predictor: Predictor, planner: Planner) -> None:
+    def __init__(self, staging: Staging, predictor: Guarded, planner: Planner) -> None:
         self.counters = Counters()
         self._staging = staging
         self._predictor = predictor
         self._planner = planner
         self._feedback: list[Feedback] = []
         self._showing = False
+        self._pushed_out = np.zeros(len(staging.slot_of), np.bool_)  # by a prefetch
         self._unseen: deque[tuple[Slots, Access] | Guess] = deque(maxlen=_UNSEEN_MAX)
 
     def demanded(self, slots: Slots, access: Access) -> None:
         self.counters.count_outcomes(access.outcomes)
         self._unseen.append((slots, access))
+
+    def missed(self, pages: Ids) -> None:
+        """Demanded pages that are not here: some of them would be, but for a prefetch."""
+        self.counters.pollution += int(np.count_nonzero(self._pushed_out[pages]))
+        self._pushed_out[pages] = False
+
+    def evicted(self, evicted: Evicted, *, by_prefetch: bool) -> None:
+        self._pushed_out[evicted.pages] = by_prefetch
+        self.prefetches_wasted(evicted.wasted, evicted.sources)
 
     def guessed(self, guess: Guess) -> None:
         """Shown to the eviction policy in turn with the demands around it."""

@@ -5,12 +5,13 @@ the calls) and knows slots only through the map it is given.
 
 Device time is the currency. A decayed least-squares fit of read latency against the number of
 reads in flight gives a base latency and a service time per page; an allowance of device time
-grows with the clock and is spent by every read. Demand always reads; prefetch only while the
-allowance lasts, so it is what yields when demand alone fills the device.
+grows with the clock and is spent by every read. Demand always reads; prefetch while the allowance
+lasts, and one page a plan beyond, so it is what yields when demand alone fills the device.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,8 +55,11 @@ NO_PLAN = Plan(NO_IDS, np.empty(0, np.uint8), np.empty(0, np.float32))
 
 
 class Planner:
-    def __init__(self, limits: PlannerLimits) -> None:
+    """`known` tells which pages the store has at all; None: every page."""
+
+    def __init__(self, limits: PlannerLimits, known: Callable[[Ids], Mask] | None = None) -> None:
         self.limits = limits
+        self._known = known
         self._fit = np.zeros(5)  # decayed n, sum x, sum y, sum xx, sum xy (x reads ahead, y ns)
         self._lead_ns = 0.0
         self._allowance_ns = 0.0
@@ -139,12 +143,20 @@ class Planner:
         places = np.flatnonzero(slot_of[pages] < 0)
         if self._distrusted:
             places = places[self._allowed(places, guess.sources)]
-        places = _distinct(pages, places, budget)
+        places = self._readable(pages, places, budget)
         chosen: Ids = pages[places]
         sources = self._sources(places, guess.sources)
         if guess.confidence is None:
             return Plan(chosen, sources, self.precision()[sources].astype(np.float32))
         return Plan(chosen, sources, guess.confidence[places])
+
+    def _readable(self, pages: Ids, places: Ids, count: int) -> Ids:
+        """The first `count` of `places` whose pages differ and can be read."""
+        chosen = _distinct(pages, places, count)
+        # Nearly always all can be read, so only the few that were chosen are looked at first.
+        if self._known is None or self._known(pages[chosen]).all():
+            return chosen
+        return _distinct(pages, places[self._known(pages[places])], count)
 
     def _sources(self, places: Ids, sources: Codes | None) -> Codes:
         return np.zeros(len(places), np.uint8) if sources is None else sources[places]

@@ -3,9 +3,9 @@
 A policy orders slots; it owns no bytes, pins nothing and reads no clock. The staging tells it in
 batches what came, what was demanded and what went, and asks for victims among the slots it allows.
 
-One demand is told in this order: where room must be made for it, `demanded`, `victims` and
-`removed`; `inserted` with the pages that were absent and `prefetched=False`; then, once it is
-served, `touched` with all its pages that are here, those just inserted among them.
+It is told late, in batches, when nothing urgent waits, but in this order for one demand:
+`demanded`; `removed` and `inserted`, with `prefetched=False`, for what made room and what came;
+then `touched` with all its pages that are here, those just inserted among them.
 """
 
 from __future__ import annotations

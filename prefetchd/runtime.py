@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 
 from prefetchd import store
 from prefetchd.assembly import Options, Parts, assemble
-from prefetchd.catalog import StoreFullError
 from prefetchd.engine import Engine
-from prefetchd.hostinfo import Medium, errno_name
+from prefetchd.hostinfo import Medium
 from prefetchd.layout import Layout
 from prefetchd.model import Demanded, Hint, Hinted, Ids, Ready, Scores
+from prefetchd.puts import Puts
 from prefetchd.stats import Stats, take_stats
 from prefetchd.tickets import PutTicket, Ticket
 from prefetchd.writer import Written
@@ -34,7 +34,6 @@ Keys = Sequence[bytes] | NDArray[np.uint8]
 
 _KEY_BYTES = 16
 _CLOSE_TIMEOUT_NS = 30_000_000_000
-_STUCK = "all write buffers are busy; the device ends no write"
 
 
 class Runtime:
@@ -55,12 +54,13 @@ class Runtime:
         self._staged = parts.staging[:, : self.page_bytes].view()
         self._staged.flags.writeable = False
         self._tickets: dict[int, Ticket] = {}
-        self._puts: dict[int, PutTicket] = {}
         self._numbers = 0
         self._timeout_ns = int(options.demand_timeout_s * 1e9)
         self._seen = np.zeros(self.geometry.pages, np.int32)
         self._order = np.arange(self.slots, dtype=np.int32)
         self.engine = Engine(parts.core, parts.driver, self._on_ready, self._on_written)
+        put_timeout_ns = int(options.put_timeout_s * 1e9)
+        self._puts = Puts(self.engine, parts.driver, self._timeout_ns, put_timeout_ns)
         self._closed = False
 
     # --- what an engine asks ---
@@ -154,69 +154,14 @@ class Runtime:
         block is on the device (not yet: flushed). Known keys are not written again. Waits while
         all write buffers are busy. Raises ValueError for a wrong shape.
         """
-        names = _as_keys(keys)
-        rows = self._as_pages(pages, len(names))
-        engine = self.engine
-        with engine.lock:
-            engine.check()
-            self._numbers += 1
-            number = self._numbers
-            ticket = PutTicket(engine, len(names))
-            if names:
-                self._puts[number] = ticket
-        for position, key in enumerate(names):
-            deadline_ns = engine.clock() + self._timeout_ns
-            room = engine.wait(lambda: not engine.driver.writer.full, deadline_ns)
-            with engine.lock:
-                engine.check()
-                if room:
-                    self._put_block(number, position, key, rows[position])
-                else:
-                    self._settle(number, position, -1, f"block {position} was not stored: {_STUCK}")
-        engine.wake()
-        return ticket
-
-    def _as_pages(self, pages: NDArray[np.generic], count: int) -> NDArray[np.uint8]:
-        shape = (count, self.geometry.layers, self.page_bytes)
-        flat = np.ascontiguousarray(pages).reshape(-1).view(np.uint8)
-        if flat.size != count * shape[1] * shape[2] or pages.shape[:2] != shape[:2]:
-            raise ValueError(
-                f"pages for {count} keys take {shape} bytes, got {flat.size} bytes "
-                f"(array of shape {pages.shape}, {pages.dtype})"
-            )
-        return flat.reshape(shape)
-
-    def _put_block(self, number: int, position: int, key: bytes, rows: NDArray[np.uint8]) -> None:
-        engine = self.engine
-        known = self._parts.catalog.find(key)
-        if known >= 0:
-            self._settle(number, position, known)
-            return
-        try:
-            ops = engine.driver.writer.stage(number, position, key, rows)
-        except StoreFullError as error:
-            self._settle(number, position, -1, str(error))
-            return
-        engine.driver.write(ops)
-        engine.driver.start(engine.clock())
-
-    # --- called by the engine, under its lock ---
+        return self._puts.put(_as_keys(keys), pages)
 
     def _on_ready(self, ready: Ready) -> None:
+        """Called by the engine, under its lock."""
         self._tickets.pop(ready.ticket).resolve(ready)
 
     def _on_written(self, written: Written) -> None:
-        failure = ""
-        if written.block < 0:
-            reason = errno_name(written.result) if written.result < 0 else "short write"
-            failure = f"block {written.position} was not stored: {reason}"
-        self._settle(written.put, written.position, written.block, failure)
-
-    def _settle(self, put: int, position: int, block: int, failure: str = "") -> None:
-        ticket = self._puts[put]
-        ticket.settle(position, block, failure)
-        if ticket.done:
-            del self._puts[put]
+        self._puts.written(written)
 
     # --- state and end ---
 
@@ -239,7 +184,11 @@ class Runtime:
             return take_stats(self._parts, self.engine)
 
     def close(self) -> None:
-        """Finish the writes, mark the store clean, let go of everything. Harmless when repeated."""
+        """Finish the writes, mark the store clean, let go of everything. Harmless when repeated.
+
+        Raises StoreError when the store cannot be marked clean; everything is let go of all the
+        same. At the end of a `with` body that raises, the body's error goes on, with a note.
+        """
         if self._closed:
             return
         self._closed = True
@@ -247,7 +196,8 @@ class Runtime:
         clean = False
         try:
             deadline_ns = self.engine.clock() + _CLOSE_TIMEOUT_NS
-            clean = self.engine.wait(lambda: writer.in_flight == 0, deadline_ns)
+            ended = self.engine.wait(lambda: writer.in_flight == 0, deadline_ns)
+            clean = ended and writer.given_up == 0
         finally:
             self.engine.stop()
             self._parts.close(clean=clean)
@@ -261,7 +211,13 @@ class Runtime:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        except Exception as closing:
+            if error is None:
+                raise
+            log.error("%s", closing)
+            error.add_note(f"afterwards, while closing: {closing}")
 
     async def __aenter__(self) -> Self:
         return self
@@ -272,7 +228,7 @@ class Runtime:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await asyncio.to_thread(self.close)
+        await asyncio.to_thread(self.__exit__, kind, error, traceback)
 
 
 def _as_keys(keys: Keys) -> list[bytes]:
@@ -306,4 +262,11 @@ def open_runtime(
     directory = Path(path)
     if not store.exists(directory) and layout is not None and blocks is not None:
         store.create(directory, layout, blocks, fill=fill)
-    return Runtime(assemble(store.open_store(directory, layout), options), options)
+    parts = assemble(store.open_store(directory, layout), options)
+    if blocks not in (None, parts.geometry.blocks):
+        note = (
+            f"{blocks} blocks were asked for, but the store was made for {parts.geometry.blocks} "
+            "and keeps that size; erase the folder to make it anew"
+        )
+        parts = replace(parts, notes=(note, *parts.notes))
+    return Runtime(parts, options)

@@ -35,6 +35,7 @@ class Stats:
     failed: int
     expired: int
     abandoned: int
+    writes_given_up: int
     pages_read: int
     bytes_read: int
     bytes_written: int
@@ -75,6 +76,7 @@ def take_stats(parts: Parts, engine: Engine) -> Stats:
         failed=counters.failed,
         expired=counters.expired,
         abandoned=counters.abandoned,
+        writes_given_up=driver.writer.given_up,
         pages_read=counters.demand_reads + counters.prefetch_reads,
         bytes_read=driver.bytes_read,
         bytes_written=driver.bytes_written,

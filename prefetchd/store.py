@@ -1,4 +1,4 @@
-"""The NVMe tier's file: creating, opening, owning, scanning and closing it.
+"""The NVMe tier's file: creating, opening, scanning and closing it.
 
 Decides how a store lives on one path, and tells people what is wrong with it. Which block lies
 where is the catalog's; what bytes mean is the format's; moving them is the device's.
@@ -6,25 +6,21 @@ where is the catalog's; what bytes mean is the format's; moving them is the devi
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import fcntl
 import logging
 import mmap
 import os
 import secrets
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import numpy as np
-import psutil
 from numpy.typing import NDArray
 
 from prefetchd.catalog import Catalog
-from prefetchd.device import OP, READ, SYNC, WRITE, Arena, File, Ops, StorageDevice
+from prefetchd.device import READ, SYNC, WRITE, Arena, File, StorageDevice
 from prefetchd.format import (
     FORMAT_VERSION,
     Binding,
@@ -37,22 +33,22 @@ from prefetchd.format import (
 )
 from prefetchd.hostinfo import Medium, errno_name, medium_of
 from prefetchd.layout import Layout
+from prefetchd.model import Mask
+from prefetchd.store_folder import StoreError, take_lock, told
+from prefetchd.transfers import operations, refused, transfer
+
+__all__ = ["Store", "StoreError", "create", "exists", "in_memory", "open_store", "plan_superblock"]
 
 log = logging.getLogger("prefetchd")
 
-_EXTENTS_NAME, _LOCK_NAME = "extents.dat", "owner.lock"
+_EXTENTS_NAME = "extents.dat"
 _EXTENT_BYTES_MAX = 1 << 30  # one operation carries a whole extent
 _FILL_BYTES = 1 << 22
-_TRANSFER_TIMEOUT_NS = 30_000_000_000
 _SILENT = "the device does not answer; see the kernel log, or use another path"
 
 Ids64 = NDArray[np.int64]
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all)."""
-
-
-class StoreError(Exception):
-    """A store cannot be had as asked: what, where, why and what to do, in one message."""
 
 
 @dataclass(slots=True)
@@ -69,15 +65,16 @@ class Store:
     def where(self) -> str:
         return str(self.directory) if self.directory else "memory"
 
-    def load(self, device: StorageDevice, arena: Arena, namespace: str) -> Catalog:
+    def load(self, device: StorageDevice, arena: Arena, namespace: str, visible: Mask) -> Catalog:
         """Prove that the device writes and reads, mark the store in use, scan its headers.
 
-        `arena` is scratch inside the device's arena, at least one extent long. Raises StoreError.
+        `arena` is scratch inside the device's arena, at least one extent long; `visible` (all
+        False) is the catalog's from here on. Raises StoreError.
         """
         self._mark(device, arena, clean=False)
         shape = self.superblock
         binding = Binding(namespace_id(namespace), shape.fingerprint, shape.page_bytes)
-        catalog = Catalog(shape, binding)
+        catalog = Catalog(shape, binding, visible)
         batch = max(1, min(device.depth, len(arena) // shape.header_bytes))
         for start in range(0, shape.blocks, batch):
             blocks = np.arange(start, min(shape.blocks, start + batch))
@@ -96,7 +93,7 @@ class Store:
         self, device: StorageDevice, rows: NDArray[np.uint8], offsets: Ids64
     ) -> NDArray[np.bool_]:
         """Which rows were read as a whole; what fails is tried once more, and then said."""
-        ops = _operations(device, rows, READ, offsets)
+        ops = operations(device, rows, READ, offsets)
         whole = np.zeros(len(rows), np.bool_)
         for _ in range(2):
             left = np.flatnonzero(~whole)
@@ -128,9 +125,9 @@ class Store:
         for kind, what in ((WRITE, "writing"), (SYNC, "flushing"), (READ, "reading")):
             if kind == READ:
                 row[:] = 0
-            result = int(transfer(device, _operations(device, row, kind, offset))[0])
+            result = int(transfer(device, operations(device, row, kind, offset))[0])
             if result != (0 if kind == SYNC else len(block)):
-                raise StoreError(_refused(self.where, device.name, what, len(block), result))
+                raise StoreError(refused(self.where, device.name, what, len(block), result))
         if (row[0] != block).any():
             raise StoreError(
                 f"store {self.where}: a page written through {device.name} reads back different; "
@@ -139,7 +136,13 @@ class Store:
 
     def mark_clean(self, device: StorageDevice, arena: Arena) -> None:
         """The last thing before `release`: everything written is on the medium."""
-        self._mark(device, arena, clean=True)
+        try:
+            self._mark(device, arena, clean=True)
+        except StoreError as error:
+            raise StoreError(
+                f"store {self.where}: closing it failed, so it is not marked clean; blocks stored "
+                f"earlier are where they were, and the next opening reads them ({error})"
+            ) from error
 
     def release(self) -> None:
         """Close the descriptors and the lock without touching the medium."""
@@ -190,11 +193,11 @@ def create(
     Raises StoreError: no such parent, no space, not writable, a store is there already.
     """
     path = directory / _EXTENTS_NAME
-    with _told(directory):
+    with told(directory):
         directory.mkdir(exist_ok=True)
         if path.exists():
             raise StoreError(f"store {directory} exists already; open it, or erase the folder")
-        lock_fd = _take_lock(directory)
+        lock_fd = take_lock(directory)
         try:
             _write_new(path, layout, blocks, fill=fill, progress=progress)
         except BaseException:
@@ -237,11 +240,11 @@ def open_store(directory: Path, layout: Layout | None = None) -> Store:
     Raises StoreError: missing, foreign, damaged, newer, of another layout, cut short, owned by
     another process, not permitted, O_DIRECT not offered.
     """
-    with _told(directory):
+    with told(directory):
         path = directory / _EXTENTS_NAME
         if not path.exists():
             raise StoreError(f"there is no store in {directory}; create one first")
-        lock_fd = _take_lock(directory)
+        lock_fd = take_lock(directory)
         fd = -1
         try:
             fd = os.open(path, os.O_RDWR | os.O_DIRECT)
@@ -291,86 +294,3 @@ def _check_alignment(directory: Path, shape: Superblock, medium: Medium) -> None
             f"store {directory} is aligned to {shape.alignment_bytes} bytes, but here the device "
             f"needs {medium.alignment_bytes}; create the store anew on this device"
         )
-
-
-def _take_lock(directory: Path) -> int:
-    """One owner by lock; the file names its process for the next who comes."""
-    fd = os.open(directory / _LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        owner = os.pread(fd, 32, 0).decode("ascii", "replace").strip()
-        os.close(fd)
-        raise StoreError(
-            f"store {directory} is in use by process {_described(owner)}; stop it, or use "
-            "another folder"
-        ) from None
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
-    return fd
-
-
-def _described(pid: str) -> str:
-    try:
-        return f"{pid} ({psutil.Process(int(pid)).name()})"
-    except (ValueError, psutil.Error):
-        return pid or "unknown"
-
-
-@contextlib.contextmanager
-def _told(directory: Path) -> Iterator[None]:
-    """Turn an OSError into words: path, errno by name, and what to do."""
-    remedies = {
-        "ENOENT": "create its parent folder first",
-        "EACCES": "give this user read and write permission",
-        "EPERM": "give this user read and write permission",
-        "EROFS": "the file system is mounted read-only; remount it or use another path",
-        "ENOSPC": "the file system is full; free space or ask for a smaller store",
-        "EDQUOT": "the disk quota is used up; ask for a smaller store",
-        "EINVAL": "this file system does not offer O_DIRECT; use a local disk file system",
-        "EIO": "the device reports an error; see the kernel log",
-    }
-    try:
-        yield
-    except OSError as error:
-        name = errno_name(error.errno or 0)
-        remedy = remedies.get(name.split(" ", 1)[0], "check the path")
-        raise StoreError(f"store {directory}: {name}; {remedy}") from error
-
-
-def _refused(where: str, device: str, what: str, size: int, result: int) -> str:
-    reason = errno_name(result) if result < 0 else f"only {result} of {size} bytes"
-    return (
-        f"store {where}: {what} the first page through {device} failed: {reason}; O_DIRECT was "
-        "accepted at open but does not work here, or the device is failing: use another path"
-    )
-
-
-def _operations(device: StorageDevice, rows: NDArray[np.uint8], kind: int, offsets: Ids64) -> Ops:
-    """One operation per row of `rows`, a view into the device's arena."""
-    ops = np.zeros(len(rows), OP)
-    start = rows.ctypes.data - device.arena.ctypes.data
-    ops["tag"] = np.arange(len(rows))
-    ops["offset"] = offsets
-    ops["memory"] = start + np.arange(len(rows)) * rows.shape[1]
-    ops["length"] = rows.shape[1]
-    ops["kind"] = kind
-    return ops
-
-
-def transfer(device: StorageDevice, ops: Ops) -> Ids64:
-    """Carry out operations tagged 0..n-1 on an idle device; their results in order.
-
-    What does not end within 30 s gives -ETIMEDOUT. Late completions of others are passed over.
-    """
-    results = np.full(len(ops), -errno.ETIMEDOUT, np.int64)
-    left, ended = ops, 0
-    deadline_ns = time.monotonic_ns() + _TRANSFER_TIMEOUT_NS
-    while ended < len(ops) and (patience_ns := deadline_ns - time.monotonic_ns()) > 0:
-        left = left[device.submit(left) :]
-        device.wait(patience_ns)  # which may return early, with nothing to reap
-        done = device.reap()
-        mine = done[done["tag"] < len(ops)]
-        results[mine["tag"].astype(np.int64)] = mine["result"]
-        ended += len(mine)
-    return results

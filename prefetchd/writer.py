@@ -6,6 +6,7 @@ buffers, so that the caller's memory is free at once; moves no bytes to the devi
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,12 +22,16 @@ WRITE_TAG = np.uint64(1 << 63)
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The end of one block's put: its place in the caller's batch, and its block or -1."""
+    """The end of one block's put: its place in the caller's batch, and its block or -1.
+
+    `late`: the end of one that was given up before, and was told so.
+    """
 
     put: int
     position: int
     block: int
     result: int
+    late: bool = False
 
 
 @dataclass(slots=True)
@@ -35,27 +40,38 @@ class _Job:
     position: int
     block: int
     header: Header
+    deadline_ns: int
     header_written: bool = False
+    given_up: bool = False
 
 
 class Writer:
-    """`buffers` rows of the device's arena, one extent each, beginning at byte `start`."""
+    """`buffers` rows of the device's arena, one extent each, beginning at byte `start`.
+
+    A write that does not end in time is given up, yet its buffer and its block stay the device's
+    until it does end. `in_flight`: blocks that are waited for; `given_up`: the others.
+    """
 
     def __init__(self, catalog: Catalog, buffers: NDArray[np.uint8], start: int) -> None:
         self.catalog = catalog
         self._buffers = buffers
         self._start = start
         self._jobs: list[_Job | None] = [None] * len(buffers)
+        self.in_flight = 0
+        self.given_up = 0
 
     @property
-    def in_flight(self) -> int:
-        return sum(job is not None for job in self._jobs)
+    def lost(self) -> bool:
+        """Whether no buffer can be had before the device ends what was given up."""
+        return self.given_up == len(self._jobs)
 
     @property
     def full(self) -> bool:
         return None not in self._jobs
 
-    def stage(self, put: int, position: int, key: bytes, pages: NDArray[np.uint8]) -> Ops:
+    def stage(
+        self, put: int, position: int, key: bytes, pages: NDArray[np.uint8], deadline_ns: int
+    ) -> Ops:
         """Copy one block, `pages` (layers, page_bytes), into a free buffer; its payload's write.
 
         The caller checks `full`. Raises StoreFullError; the key is then simply not there.
@@ -74,7 +90,8 @@ class Writer:
         payload[:, : shape.page_bytes] = pages
         payload[:, shape.page_bytes :] = 0
         buffer[: shape.header_bytes] = encode_header(header, shape)
-        self._jobs[number] = _Job(put, position, block, header)
+        self._jobs[number] = _Job(put, position, block, header, deadline_ns)
+        self.in_flight += 1
         return self._operation(number, block, shape.header_bytes, shape.extent_bytes)
 
     def _operation(self, number: int, block: int, begin: int, end: int) -> Ops:
@@ -99,12 +116,29 @@ class Writer:
             job.header_written = True
             return self._operation(number, job.block, 0, shape.header_bytes)
         self._jobs[number] = None
+        if job.given_up:
+            self.given_up -= 1
+        else:
+            self.in_flight -= 1
         if result != expected:
             self.catalog.give_back(job.block)
-            return Written(job.put, job.position, -1, result)
+            return Written(job.put, job.position, -1, result, job.given_up)
         known = self.catalog.find(job.header.key)
         if known >= 0:  # put twice at once: the first to end is the one that is found
             self.catalog.give_back(job.block)
-            return Written(job.put, job.position, known, result)
-        self.catalog.publish(job.block, job.header)
-        return Written(job.put, job.position, job.block, result)
+            return Written(job.put, job.position, known, result, job.given_up)
+        self.catalog.publish(job.block, job.header)  # even if late: from here on it can be had
+        return Written(job.put, job.position, job.block, result, job.given_up)
+
+    def expire(self, now_ns: int) -> list[Written]:
+        """Give up the blocks whose writes have not ended by their deadline."""
+        over = [
+            job
+            for job in self._jobs
+            if job is not None and not job.given_up and job.deadline_ns <= now_ns
+        ]
+        for job in over:
+            job.given_up = True
+        self.in_flight -= len(over)
+        self.given_up += len(over)
+        return [Written(job.put, job.position, -1, -errno.ETIMEDOUT) for job in over]

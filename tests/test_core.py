@@ -92,6 +92,35 @@ def test_a_demand_larger_than_what_is_left_takes_what_there_is_and_then_the_rest
     assert bench.end() == [("ready", 2, [2, 3, 0, 1], [MISS, MISS, MISS, RETAINED])]
 
 
+def test_the_older_of_two_demands_that_exceed_the_room_has_it_all() -> None:
+    bench = Bench(slots=4)
+    bench.stage(0, 1)
+    bench.demand(1, 2, 3)
+    bench.end()
+    assert bench.demand(2, 4, 5, 6) == [("demand read", [4, 5], [0, 1])]
+    bench.end()
+    assert bench.demand(3, 4, 7, 8) == [], "and it pins nothing that is here"
+    assert bench.staging.pins.tolist() == [1, 1, 1, 1]
+    assert bench.release(1) == [("demand read", [6], [2]), ("demand read", [7], [3])]
+    assert bench.end() == [("ready", 2, [0, 1, 2], [MISS] * 3)]
+    assert bench.end() == []
+    assert bench.release(2) == [("demand read", [8], [1])]
+    assert bench.end() == [("ready", 3, [0, 3, 1], [MISS] * 3)]
+    bench.release(3)
+    assert (bench.pinned(), bench.core.open_tickets) == (0, 0)
+
+
+def test_what_an_older_demand_had_no_room_for_goes_to_the_next_when_its_time_is_over() -> None:
+    bench = Bench(slots=4)
+    bench.demand(1, 0, 1)
+    bench.end()
+    bench.demand(2, 4, 5, 6, deadline_ns=5_000)
+    bench.end()
+    assert bench.demand(3, 7) == []
+    assert bench.idle(5_000) == [("ready", 2, [2, 3, -1], [MISS] * 3)]
+    assert bench.release(2) == [("demand read", [7], [2])]
+
+
 @pytest.mark.parametrize("event", [Demanded(1, ids(9), FAR_NS), Demanded(9, ids(9), FAR_NS)])
 def test_a_reused_ticket_and_one_too_many_change_nothing(event: Demanded) -> None:
     bench = Bench(limits=CoreLimits(tickets_max=2))

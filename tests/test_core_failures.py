@@ -79,6 +79,21 @@ def test_a_lost_completion_is_a_miss_and_its_slot_stays_the_devices() -> None:
     assert bench.staging.state.tolist() == [READING, READING]
 
 
+def test_a_read_given_up_is_no_read_in_flight() -> None:
+    bench = Bench(limits=CoreLimits(read_timeout_ns=1_000))
+    bench.demand(1, 5)
+    bench.guess(6)
+    lost = bench.reads.pop()
+    bench.idle(3_000)
+    assert (bench.core.reading, bench.core.given_up) == (0, 1)
+    bench.demand(2, 7)
+    assert bench.staging.ahead[bench.reads[0].slots].tolist() == [1], "the device is not that busy"
+    bench.end()
+    assert (bench.core.reading, bench.core.given_up) == (0, 1)
+    bench.end(lost)
+    assert (bench.core.reading, bench.core.given_up) == (0, 0)
+
+
 def test_a_completion_seen_twice_or_of_an_older_read_changes_nothing() -> None:
     bench = Bench()
     bench.demand(1, 5)

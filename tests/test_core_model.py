@@ -38,7 +38,7 @@ from prefetchd.model import (
 )
 from prefetchd.predictor import Guess, Predictor
 from prefetchd.predictors.auto import Auto
-from prefetchd.staging import READING, READY
+from prefetchd.staging import ABANDONED, READING, READY
 from tests.core_bench import Bench, Scripted, told
 
 GEOMETRY = Geometry(layers=2, blocks=7)
@@ -159,7 +159,9 @@ class World:
         assert counters.prefetch_reads == counters.verdicts.sum() + np.count_nonzero(staging.fresh)
         issued = counters.prefetch_reads + counters.demand_reads + counters.retried
         assert issued == len(self.flying) + len(self.landed)
-        assert self.bench.core.reading == len(self.flying)
+        core, staging = self.bench.core, self.bench.staging
+        assert core.reading + core.given_up == len(self.flying)
+        assert core.given_up == np.count_nonzero(staging.state == ABANDONED)
 
     def finish(self) -> None:
         """Everything comes to its end, and nothing is left."""
@@ -172,7 +174,8 @@ class World:
         assert not self.waiting
         self.check()
         core, staging = self.bench.core, self.bench.staging
-        assert (core.reading, core.open_tickets, self.bench.pinned()) == (0, 0, 0)
+        assert (core.reading, core.given_up, core.open_tickets) == (0, 0, 0)
+        assert self.bench.pinned() == 0
         assert not np.isin(staging.state, (READING, 3)).any()
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from prefetchd import metrics
 from prefetchd.bench.replay import ReplaySettings, Report, prepare_store
+from prefetchd.engine import Engine
 from prefetchd.metrics import Run
 from tests.replays import (
     LAYERS,
@@ -180,6 +181,29 @@ def test_a_predictor_is_taken_from_a_file_and_hears_of_hints_only_if_there_are_a
     assert [run.name for run in quiet.runs] == ["mine"]
     assert not quiet.settings.hints
     run_here(capsys, *words).failed(2, "mine.py, line 7", "on_page_hint", "a hint came")
+
+
+@pytest.mark.parametrize(("word", "tends"), [("--tend", True), ("--no-tend", False)])
+def test_a_replay_runs_and_says_whether_the_host_thread_tends_the_engine(
+    trace: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    word: str,
+    tends: bool,
+) -> None:
+    tended: list[int] = []
+    tend = Engine.tend
+
+    def noting(engine: Engine, until_ns: int) -> None:
+        tended.append(until_ns)
+        tend(engine, until_ns)
+
+    monkeypatch.setattr(Engine, "tend", noting)
+    result = run_here(capsys, *replay_words(trace, tmp_path / "s", "--controls", "", word)).result()
+    assert result.settings.more["tend"] is tends
+    assert len(tended) == (STEPS * LAYERS if tends else 0)
+    assert result.runs[0].verified_pages == sum(demanded(trace))
 
 
 @pytest.mark.parametrize("predictor", ["none", "cross_request"])

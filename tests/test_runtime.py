@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,8 @@ from prefetchd import (
     block_keys,
 )
 from prefetchd.core import CoreLimits
+from prefetchd.model import Hinted
+from prefetchd.predictor import Guess, Predictor
 from tests.runtime_bench import (
     BLOCKS,
     LAYERS,
@@ -252,6 +255,51 @@ def test_hints_are_followed_by_timely_demands() -> None:
             assert np.count_nonzero(ticket.waits_ns == 0) == issued
             assert np.array_equal(np.stack(ticket.views()), pages[:4, 1])
         assert runtime.stats().prefetch["useful"] == issued
+
+
+class Echo(Predictor):
+    guess = Guess()
+
+    def on_page_hint(self, hint: PageHint) -> None:
+        self.guess = Guess(hint.pages)
+
+    def predict(self, now_ns: int, limit: int) -> Guess:
+        return self.guess
+
+
+def test_pages_that_were_never_written_are_not_guessed_at() -> None:
+    with open_plain(None, replace(PLAIN, predictor=Echo)) as runtime:
+        blocks = runtime.put(keys(2), content(2)).blocks
+        core = runtime.engine.core
+        every = runtime.pages(np.arange(BLOCKS - 1, -1, -1), 1)  # the two that are there come last
+        runtime.engine.handle(Hinted(PageHint(every, np.ones(BLOCKS, np.float32))))
+        runtime.engine.wait(lambda: core.reading == 0)
+        staged = np.flatnonzero(core.staging.slot_of >= 0)
+        assert staged.tolist() == np.sort(runtime.pages(blocks, 1)).tolist()
+        assert runtime.stats().failures == {}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"depth": 0}, "option depth is 0; it must be at least 1"),
+        ({"write_buffers": 0}, "option write_buffers is 0"),
+        ({"staging_bytes": -1}, "option staging_bytes is -1"),
+        ({"demand_timeout_s": -0.5}, "option demand_timeout_s is -0.5"),
+        ({"put_timeout_s": float("nan")}, "option put_timeout_s is nan"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused_in_words(wrong: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Options(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("read_timeout_ns", -1), ("tickets_max", 0), ("candidates", -1)]
+)
+def test_limits_that_make_no_sense_are_refused_in_words(name: str, value: int) -> None:
+    with pytest.raises(ValueError, match=f"at least.*{name}={value}"):
+        CoreLimits(**{name: value})
 
 
 def test_use_after_close_is_refused_in_words(tmp_path: Path) -> None:

@@ -89,7 +89,9 @@ def test_a_read_that_does_not_end_is_missing_in_time(
             assert np.array_equal(read_all(runtime, blocks[:1]), pages[:1])
         device: Any = runtime._parts.device
         device.release_stalled()
-        runtime.engine.wait(lambda: runtime.engine.core.reading == (fault == "lose"), 10**18)
+        core = runtime.engine.core
+        runtime.engine.wait(lambda: core.given_up == (fault == "lose"), 10**18)
+        assert core.reading == 0
         first = runtime.demand(runtime.pages(blocks[1:], 0)).wait()
         assert np.array_equal(first.view(0), pages[1, 0])
         patience_s = 0 if fault == "lose" else 60

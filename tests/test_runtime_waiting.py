@@ -226,7 +226,7 @@ def test_a_predictor_that_raises_stops_the_engine_in_words(
         blocks = runtime.put(keys(1), content(1)).blocks
         runtime.demand(runtime.pages(blocks, 0))
         runtime.engine.wake()
-        runtime.engine._thread.join(_PATIENCE_S)
+        runtime.engine._pump.join(_PATIENCE_S)
         with pytest.raises(EngineError, match="a mistake in a predictor"):
             runtime.demand(runtime.pages(blocks, 0))
     assert "the pump thread has stopped" in caplog.text

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import ClassVar
 
@@ -140,12 +142,45 @@ def test_threads_say_when_the_depth_is_more_than_they_run(tmp_path: Path) -> Non
     os.close(file.fd)
 
 
-def test_a_process_that_forgets_to_close_threads_still_ends() -> None:
-    code = (
-        "import numpy as np; from prefetchd.devices.threads import Threads;"
-        "device = Threads([], np.zeros(4096, np.uint8), 4)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+FORGETFUL = """
+import sys
+import numpy as np
+from prefetchd.devices.threads import Threads
+from prefetchd.testing import PAGE, aligned_arena, batch, run
+from tests.test_storage_devices import Path, open_file
+file = open_file(Path(sys.argv[1]), PAGE)
+device = Threads([file], aligned_arena(PAGE), 40)
+if sys.argv[2] == "used":
+    run(device, batch(0, 0, 0, PAGE))
+elif sys.argv[2] == "busy":
+    device.submit(batch(0, np.zeros(40, int), 0, PAGE))
+"""
+
+
+@pytest.mark.parametrize("when", ["at once", "used", "busy"])
+def test_a_process_that_forgets_to_close_threads_still_ends(when: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", FORGETFUL, str(tmp_path / "a"), when]
+    ran = subprocess.run(command, check=True, timeout=60, capture_output=True, text=True)
+    assert ran.stderr == ""
+
+
+@pytest.mark.parametrize(("name", "refused"), [("worker", 3), ("loop", 0)])
+def test_threads_that_cannot_be_had_are_a_device_error(
+    name: str, refused: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == f"prefetchd-{name}" and next(numbers) == refused:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    numbers = itertools.count()
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    before = threading.active_count()
+    with pytest.raises(DeviceError, match="8 threads cannot be had: can't start new thread"):
+        Threads([], aligned_arena(PAGE), 8)
+    assert threading.active_count() == before
 
 
 @needs_uring

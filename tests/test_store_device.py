@@ -18,6 +18,7 @@ from prefetchd.devices.memory import Memory
 from prefetchd.devices.threads import Threads
 from prefetchd.hostinfo import Medium, medium_of
 from prefetchd.testing import aligned_arena
+from prefetchd.transfers import transfer
 from tests.runtime_bench import (
     BLOCKS,
     OPENING,
@@ -122,7 +123,7 @@ def test_a_transfer_is_not_misled_by_an_early_wake_up_or_a_strangers_completion(
     ops["tag"] = np.arange(10)
     ops["offset"] = ops["memory"] = np.arange(10) * 4096
     ops["length"], ops["kind"] = 4096, READ
-    assert store.transfer(device, ops).tolist() == [4096] * 10
+    assert transfer(device, ops).tolist() == [4096] * 10
     device.close()
 
 

@@ -98,7 +98,19 @@ def test_nothing_in_the_package_names_one_machine() -> None:
 
 def test_what_decides_touches_no_clock_file_or_thread() -> None:
     banned = {"time", "os", "io", "threading", "asyncio", "random", "logging", "select", "socket"}
-    deciding = ("core", "demands", "observer", "planner", "staging", "eviction", "model", "policy")
+    deciding = (
+        "core",
+        "demands",
+        "observer",
+        "planner",
+        "staging",
+        "eviction",
+        "model",
+        "policy",
+        "reads",
+        "guarded",
+        "foresight",
+    )
     paths = [ROOT / "prefetchd" / f"{name}.py" for name in deciding]
     used = [
         at(path, getattr(node, "lineno", 0))

@@ -1,0 +1,83 @@
+"""A predictor behind a guard: what goes wrong in one of its hooks is told by name and place.
+
+Decides the words of a predictor's fault. Refuses to know what a hook does; it neither retries nor
+goes on without it.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from prefetchd.model import Access, ChainHint, DoneHint, Feedback, PageHint
+from prefetchd.predictor import Guess, Predictor
+
+
+class PredictorError(Exception):
+    """A hook of a predictor raised, or said what cannot be used; its cause is what it raised."""
+
+
+class Guarded:
+    """The hooks of `predictor`, each of which raises PredictorError and nothing else."""
+
+    def __init__(self, predictor: Predictor) -> None:
+        self._predictor = predictor
+        # One that never guesses needs no turn of its own after a demand.
+        self.guesses = type(predictor).predict is not Predictor.predict
+
+    def on_access(self, access: Access) -> None:
+        try:
+            self._predictor.on_access(access)
+        except Exception as error:
+            self._raise("on_access", error)
+
+    def on_feedback(self, feedback: Feedback) -> None:
+        try:
+            self._predictor.on_feedback(feedback)
+        except Exception as error:
+            self._raise("on_feedback", error)
+
+    def on_hint(self, hint: PageHint | ChainHint | DoneHint) -> None:
+        hook = "on_page_hint"
+        try:
+            if isinstance(hint, PageHint):
+                self._predictor.on_page_hint(hint)
+            elif isinstance(hint, ChainHint):
+                hook = "on_chain_hint"
+                self._predictor.on_chain_hint(hint)
+            else:
+                hook = "on_done_hint"
+                self._predictor.on_done_hint(hint)
+        except Exception as error:
+            self._raise(hook, error)
+
+    def predict(self, now_ns: int, limit: int) -> Guess:
+        try:
+            guess: object = self._predictor.predict(now_ns, limit)
+        except Exception as error:
+            self._raise("predict", error)
+        if not isinstance(guess, Guess):
+            self._raise("predict", TypeError(f"it returned {guess!r:.80}, not a Guess"))
+        return guess
+
+    def unusable(self, error: Exception) -> NoReturn:
+        """The last guess was one, but its arrays do not fit each other or hold no ids."""
+        self._raise("predict", error, " (its guess cannot be used)")
+
+    def _raise(self, hook: str, error: Exception, remark: str = "") -> NoReturn:
+        predictor = self._predictor
+        name = predictor.name or type(predictor).__name__.lower()
+        place = _place(getattr(type(predictor), hook), error)
+        what = f"{type(error).__name__}: {error}"
+        raise PredictorError(f"predictor {name}, {hook}: {place}: {what}{remark}") from error
+
+
+def _place(hook: Callable[..., Any], error: Exception) -> str:
+    """Where in the hook's file the error arose, or where the hook begins."""
+    code = getattr(hook, "__code__", None)
+    if code is None:
+        return "in a hook that is no plain function"
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == code.co_filename]
+    return f"{code.co_filename}, line {lines[-1] if lines else code.co_firstlineno}"

@@ -1,0 +1,60 @@
+"""The thread for when nobody calls: takes hints as they come, and between them looks around.
+
+Decides how often it looks: less often the less there is. Refuses to know what there is to be done
+and how; whoever made it says that. It waits on a queue, never on the device: waking it must not
+cost the caller the interpreter lock, and reads that nobody waits for are best collected several at
+a time.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+
+from prefetchd.model import Hinted
+
+_NAP_S, _IDLE_S = 150e-6, 50e-3
+
+
+class Pump:
+    """`act` takes a hint or None (look around), and tells whether it found anything to do.
+    `failed` is told what `act` raised, which ends the thread."""
+
+    def __init__(
+        self, act: Callable[[Hinted | None], bool], failed: Callable[[BaseException], None]
+    ) -> None:
+        self.inbox: queue.SimpleQueue[Hinted | None] = queue.SimpleQueue()  # None: look around
+        self._act = act
+        self._failed = failed
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="prefetchd-pump", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def join(self, timeout_s: float | None = None) -> None:
+        self._thread.join(timeout_s)
+
+    def stop(self) -> None:
+        """End the thread; it does nothing more when this returns."""
+        self._stopping = True
+        self.inbox.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        nap_s = _IDLE_S
+        try:
+            while not self._stopping:
+                event = None
+                try:
+                    event = self.inbox.get(timeout=nap_s)
+                    nap_s = _NAP_S
+                except queue.Empty:
+                    nap_s = min(2 * nap_s, _IDLE_S)
+                if self._stopping:
+                    return
+                if self._act(event):
+                    nap_s = _NAP_S
+        except BaseException as error:
+            self._failed(error)

@@ -1,0 +1,76 @@
+"""The driver: what is urgent overtakes what is queued, and what is cancelled never starts."""
+
+from __future__ import annotations
+
+import errno
+from typing import Any
+
+import numpy as np
+
+from prefetchd.catalog import Catalog
+from prefetchd.device import File
+from prefetchd.devices.memory import Memory
+from prefetchd.driver import Driver
+from prefetchd.format import Binding
+from prefetchd.hostinfo import errno_name
+from prefetchd.model import Cancel, IoClass, Read
+from prefetchd.store import plan_superblock
+from prefetchd.testing import aligned_arena
+from prefetchd.writer import Writer
+from tests.runtime_bench import BLOCKS, PAGE_BYTES, layout
+
+SLOTS = 6
+
+
+class OneAtATime(Memory):
+    started: list[int]
+
+    def submit(self, ops: Any) -> int:
+        taken = super().submit(ops)
+        self.started = [*getattr(self, "started", []), *(ops["memory"][:taken] // PAGE_BYTES)]
+        return taken
+
+
+def make() -> tuple[Driver, OneAtATime]:
+    shape = plan_superblock(layout(), BLOCKS, 4096)
+    arena = aligned_arena(SLOTS * PAGE_BYTES)
+    device = OneAtATime([File(-1, "memory", shape.file_bytes)], arena, 1)
+    visible = np.ones(BLOCKS, np.bool_)
+    catalog = Catalog(shape, Binding(bytes(16), shape.fingerprint, shape.page_bytes), visible)
+    writer = Writer(catalog, arena[:0].reshape(0, 0), len(arena))
+    return Driver(device, catalog, arena.reshape(SLOTS, PAGE_BYTES), writer), device
+
+
+def read(driver: Driver, io_class: IoClass, *slots: int) -> None:
+    chosen = np.array(slots)
+    driver.read(Read(chosen * 2, chosen, np.ones(len(slots), np.int64), io_class, 0))
+    driver.start(0)
+
+
+def reaped(driver: Driver) -> list[tuple[int, bool]]:
+    found: list[tuple[int, bool]] = []
+    while driver.queued or driver.device.in_flight:
+        reads, _ = driver.reap(0)
+        driver.start(0)
+        if reads is not None:
+            found += zip(reads.slots.tolist(), reads.whole.tolist(), strict=True)
+    return found
+
+
+def test_a_demand_overtakes_prefetches_that_the_device_has_no_room_for() -> None:
+    driver, device = make()
+    read(driver, IoClass.PREFETCH, 0, 1, 2)
+    read(driver, IoClass.DEMAND, 4, 5)
+    assert [slot for slot, _ in reaped(driver)] == [0, 4, 5, 1, 2] == device.started
+    device.close()
+
+
+def test_a_queued_read_that_is_cancelled_ends_without_the_device() -> None:
+    driver, device = make()
+    read(driver, IoClass.PREFETCH, 0, 1, 2)
+    read(driver, IoClass.DEMAND, 3, 4)
+    driver.cancel(Cancel(np.array([0, 2, 3])))
+    assert sorted(reaped(driver)) == [(0, True), (1, True), (2, False), (3, False), (4, True)]
+    assert device.started == [0, 4, 1], "0 had begun"
+    assert dict(driver.failures) == {errno_name(errno.ECANCELED): 2}
+    device.close()

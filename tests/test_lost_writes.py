@@ -1,0 +1,49 @@
+"""Writes that the device never ends: their puts fail in time, their buffers stay out of use."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from prefetchd import assembly
+from tests.runtime_bench import PLAIN, FaultyRuntime, content, keys, read_all
+
+SOON = replace(PLAIN, put_timeout_s=0.0, demand_timeout_s=60.0)
+
+
+def test_a_put_whose_write_is_lost_fails_and_its_buffer_is_not_used_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(assembly, "_CLOSE_TIMEOUT_NS", 1_000_000)
+    with FaultyRuntime([(0, "lose")], replace(SOON, write_buffers=2)) as runtime:
+        put = runtime.put(keys(1), content(1)).wait()
+        assert put.failures == ["block 0 was not stored: ETIMEDOUT (Connection timed out)"]
+        writer = runtime._parts.driver.writer
+        assert (writer.in_flight, writer.given_up, runtime.stats().writes_given_up) == (0, 1, 1)
+        assert runtime.lookup(keys(1)).tolist() == []
+        buffer = writer._buffers[0].copy()
+        pages = content(3, seed=2)
+        runtime._puts._write_timeout_ns = 10**12
+        blocks = runtime.put(keys(3, 5), pages).blocks
+        assert np.array_equal(read_all(runtime, blocks), pages)
+        assert np.array_equal(writer._buffers[0], buffer), "the device may still read it"
+
+
+def test_when_every_buffer_is_lost_a_put_fails_at_once_and_a_late_end_mends_it() -> None:
+    pages = content(2)
+    with FaultyRuntime([(0, "stall")], replace(SOON, write_buffers=1)) as runtime:
+        assert runtime.put(keys(1), pages[:1]).wait().blocks.tolist() == [-1]
+        put = runtime.put(keys(1, 1), pages[1:])
+        assert put.done, "not after the minute that it waits for a buffer that is only busy"
+        assert "held by writes that the device never ended" in put.failures[0]
+        device: Any = runtime._parts.device
+        device.release_stalled()
+        writer = runtime._parts.driver.writer
+        runtime._puts._write_timeout_ns = 10**12
+        runtime.engine.wait(lambda: writer.given_up == 0)
+        blocks = runtime.lookup(keys(1))
+        assert np.array_equal(read_all(runtime, blocks), pages[:1]), "it is there after all"
+        assert runtime.put(keys(1, 1), pages[1:]).blocks.min() >= 0

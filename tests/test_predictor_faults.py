@@ -1,0 +1,101 @@
+"""A predictor that goes wrong stops the engine, and is named with its hook, file and line."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from prefetchd import ChainHint, DoneHint, EngineError, PageHint, Runtime
+from prefetchd.model import Access, Feedback, Hint, Hinted, Idle
+from prefetchd.predictor import Guess, Predictor
+from tests.runtime_bench import PLAIN, content, keys, open_plain
+
+ONE = np.array([0])
+
+
+class Bad(Predictor):
+    """Raises in the hook `bad`, or says `said`."""
+
+    name = "bad"
+    bad = ""
+    said: Any = Guess()
+
+    def _do(self, hook: str) -> None:
+        if self.bad == hook:
+            raise KeyError(hook)
+
+    def on_access(self, access: Access) -> None:
+        self._do("on_access")
+
+    def on_page_hint(self, hint: PageHint) -> None:
+        self._do("on_page_hint")
+
+    def on_chain_hint(self, hint: ChainHint) -> None:
+        self._do("on_chain_hint")
+
+    def on_done_hint(self, hint: DoneHint) -> None:
+        self._do("on_done_hint")
+
+    def on_feedback(self, feedback: Feedback) -> None:
+        self._do("on_feedback")
+
+    def predict(self, now_ns: int, limit: int) -> Guess:
+        self._do("predict")
+        guess: Guess = self.said
+        return guess
+
+
+HINTS: dict[str, Hint] = {
+    "on_page_hint": PageHint(ONE, np.ones(1, np.float32)),
+    "on_chain_hint": ChainHint(1, ONE),
+    "on_done_hint": DoneHint(1),
+    "predict": DoneHint(1),
+}
+PLACE = rf"predictor bad, %s: {__file__}, line \d+: "
+
+
+def use(runtime: Runtime, hook: str) -> None:
+    if hook in HINTS:
+        runtime.engine.handle(Hinted(HINTS[hook]))
+    runtime.demand(ONE)
+    for _ in range(10):
+        runtime.engine.handle(Idle())
+
+
+@pytest.mark.parametrize("hook", [*HINTS, "on_access"])
+def test_a_hook_that_raises_is_named_to_the_caller(hook: str, monkeypatch: Any) -> None:
+    with open_plain(None, replace(PLAIN, predictor=Bad)) as runtime:
+        runtime.put(keys(1), content(1)).wait()
+        monkeypatch.setattr(Bad, "bad", hook)
+        words = f"the engine has stopped: {PLACE % hook}KeyError: '{hook}'"
+        with pytest.raises(EngineError, match=words) as caught:
+            use(runtime, hook)
+        assert isinstance(caught.value.__cause__, KeyError), "whose traceback leads to the line"
+        with pytest.raises(EngineError, match=words):
+            runtime.demand(ONE)
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (None, "TypeError: it returned None, not a Guess"),
+        ([1, 2], r"TypeError: it returned \[1, 2\], not a Guess"),
+        (Guess([0, 1]), r"\w+Error: .*\(its guess cannot be used\)"),  # type: ignore[arg-type]
+        (Guess(np.arange(3), np.ones(1, np.float32)), r"\w+Error: .*\(its guess cannot be used\)"),
+    ],
+)
+@pytest.mark.parametrize("pumped", [True, False])
+def test_what_is_no_guess_is_told(said: Any, words: str, pumped: bool, monkeypatch: Any) -> None:
+    with open_plain(None, replace(PLAIN, predictor=Bad)) as runtime:
+        runtime.put(keys(2), content(2)).wait()
+        monkeypatch.setattr(Bad, "said", said)
+        with pytest.raises(EngineError, match=(PLACE % "predict") + words):  # noqa: PT012
+            if pumped:
+                runtime.hint(DoneHint(1))
+                runtime.engine._pump.join(30)
+                runtime.engine.check()
+            else:
+                runtime.engine.handle(Hinted(DoneHint(1)))

@@ -151,7 +151,8 @@ class Core:
         self._observer.demanded(
             demand.slots, Access(pages, demand.outcomes, event.request, event.scores, now_ns)
         )
-        if self._foresight.demanded(now_ns, missed=len(held) < len(pages)):
+        wanted = self._foresight.demanded(now_ns, missed=len(held) < len(pages))
+        if wanted or self._observer.crowded:
             commands.append(PlanSoon())
         return commands
 

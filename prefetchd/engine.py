@@ -41,6 +41,7 @@ log = logging.getLogger("prefetchd")
 _NAP_NS = 100_000_000  # the longest sleep of a waiter: deadlines are looked at this often
 _SHARED_NAP_NS = 2_000_000  # the same while several threads wait for one device
 _LOOK_NS = 50_000_000  # how often deadlines are looked at while reads are in flight
+_YIELDS_MAX, _YIELD_S = 20, 50e-6
 _INBOX_MAX = 64
 
 
@@ -171,7 +172,7 @@ class Engine:
         self.check()
         self._released.append(number)
         if self.core.unanswered:
-            self._inbox.put(None)  # somebody may be waiting for just these slots
+            self._pump.call()  # somebody may be waiting for just these slots
 
     def post(self, event: Hinted) -> None:
         """Take a hint: here and now if the caller tends the engine, else by the pump.
@@ -197,7 +198,7 @@ class Engine:
         core, driver = self.core, self.driver
         going_on = core.reading or driver.queued or driver.writer.in_flight
         if (self._plan_wanted or core.unanswered or going_on) and not self.tended():
-            self._inbox.put(None)
+            self._pump.call()
 
     def resolved(self) -> None:
         """Something that somebody waits for has ended: tell the waiters in other threads."""
@@ -250,9 +251,11 @@ class Engine:
         return bool(self._plan_wanted or overdue or (self._released and core.unanswered))
 
     def give_way(self) -> None:
-        """Let callers who are in a hurry have the lock first."""
-        while self.urgent:
-            time.sleep(0)
+        """Let callers who are in a hurry have the lock first, but not for ever."""
+        for _ in range(_YIELDS_MAX):
+            if not self.urgent:
+                return
+            time.sleep(_YIELD_S)
 
     def check(self) -> None:
         """Raise EngineError if the engine can do nothing more."""

@@ -17,7 +17,7 @@ from prefetchd.predictor import Guess
 from prefetchd.staging import Evicted, Staging
 
 _UNSEEN_MAX = 64  # demands and guesses not yet shown; the oldest is dropped first
-_BATCH = 8
+_BATCH, _CROWDED = 8, 48
 
 
 class Observer:
@@ -34,6 +34,11 @@ class Observer:
     def demanded(self, slots: Slots, access: Access) -> None:
         self.counters.count_outcomes(access.outcomes)
         self._unseen.append((slots, access))
+
+    @property
+    def crowded(self) -> bool:
+        """Whether so much is unseen that some of it would soon be dropped."""
+        return len(self._unseen) >= _CROWDED
 
     def missed(self, pages: Ids) -> None:
         """Demanded pages that are not here: some of them would be, but for a prefetch."""

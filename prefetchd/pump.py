@@ -25,6 +25,7 @@ class Pump:
         self, act: Callable[[Hinted | None], bool], failed: Callable[[BaseException], None]
     ) -> None:
         self.inbox: queue.SimpleQueue[Hinted | None] = queue.SimpleQueue()  # None: look around
+        self._called = False
         self._act = act
         self._failed = failed
         self._stopping = False
@@ -35,6 +36,12 @@ class Pump:
 
     def join(self, timeout_s: float | None = None) -> None:
         self._thread.join(timeout_s)
+
+    def call(self) -> None:
+        """Ask the pump to look around; once is enough until it has."""
+        if not self._called:
+            self._called = True
+            self.inbox.put(None)
 
     def stop(self) -> None:
         """End the thread; it does nothing more when this returns."""
@@ -49,6 +56,7 @@ class Pump:
                 event = None
                 try:
                     event = self.inbox.get(timeout=nap_s)
+                    self._called &= event is not None
                     nap_s = _NAP_S
                 except queue.Empty:
                     nap_s = min(2 * nap_s, _IDLE_S)

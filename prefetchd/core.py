@@ -136,13 +136,15 @@ class Core:
         held = demand.slots if here.all() else demand.slots[here]
         reading = staging.state[held] == READING
         fresh = staging.fresh[held]
-        found = np.where(reading, Outcome.LATE, fresh * np.uint8(Outcome.TIMELY))
-        demand.outcomes[here] = found
         staging.pins[held] += 1
-        if fresh.any():
+        any_reading, any_fresh = bool(reading.any()), bool(fresh.any())
+        if any_reading or any_fresh:
+            found = np.where(reading, Outcome.LATE, fresh * np.uint8(Outcome.TIMELY))
+            demand.outcomes[here] = found
+        if any_fresh:
             self._observer.prefetches_used(held[fresh], late=reading[fresh])
         commands: list[Command] = []
-        if len(held) == len(pages) and not reading.any():
+        if len(held) == len(pages) and not any_reading:
             commands.append(self._demands.answer(demand))
         else:
             self._demands.waiting[event.ticket] = demand

@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 
 from prefetchd.model import Codes, Outcome, Verdict
 
+_OUTCOMES = len(Outcome)
+
 
 @dataclass(slots=True)
 class Counters:
@@ -26,7 +28,10 @@ class Counters:
     stale: int = 0  # completions of reads given up earlier
 
     def count_outcomes(self, outcomes: Codes) -> None:
-        self.outcomes += np.bincount(outcomes, minlength=len(Outcome))
+        if np.count_nonzero(outcomes):
+            self.outcomes += np.bincount(outcomes, minlength=_OUTCOMES)
+        else:  # the common case, and much the cheaper one
+            self.outcomes[Outcome.RETAINED] += len(outcomes)
 
     def count_verdicts(self, verdicts: Codes) -> None:
         self.verdicts += np.bincount(verdicts, minlength=len(Verdict))

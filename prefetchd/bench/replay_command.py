@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.resources import as_file, files
@@ -14,7 +15,14 @@ from typing import Annotated
 import psutil
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 from prefetchd import metrics
 from prefetchd.bench.replay import (
@@ -34,6 +42,7 @@ from prefetchd.lab.attention import AttentionTrace, read_attention
 from prefetchd.lab.workload import Workload, batched
 from prefetchd.units import parse_bytes, parse_share
 
+_DRAW_S = 0.5
 EMBEDDED_TRACE = "summ_pydocs_demo.npz"
 _TESTS_ONLY = ("memory", "faulty")
 
@@ -217,16 +226,28 @@ def _run(
 ) -> metrics.Result:
     columns = (TextColumn("{task.description:<28}"), BarColumn(), MofNCompleteColumn())
     runs = len(settings.controls) + len(settings.predictors)
-    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
+    # Drawn between steps and never from a thread of its own, which would take the interpreter's
+    # lock in the middle of a layer.
+    bars = (*columns, TimeElapsedColumn())
+    with Progress(*bars, console=console, transient=True, auto_refresh=False) as progress:
+        drawn_s = 0.0
+
+        def draw(task: TaskID, count: int) -> None:
+            nonlocal drawn_s
+            progress.advance(task, count)
+            if time.monotonic() - drawn_s > _DRAW_S:
+                progress.refresh()
+                drawn_s = time.monotonic()
+
         writing = progress.add_task("writing the store", total=workload.geometry.blocks)
-        report = Report(steps=lambda count: progress.advance(writing, count))
+        report = Report(steps=lambda count: draw(writing, count))
         prepare_store(directory, workload, settings, report)
         progress.remove_task(writing)
         total = settings.rounds * runs * workload.steps
         task = progress.add_task("replaying", total=total)
         report = Report(
-            say=lambda words: progress.update(task, description=words),
-            steps=lambda count: progress.advance(task, count),
+            say=lambda words: progress.update(task, description=words, refresh=True),
+            steps=lambda count: draw(task, count),
         )
         return replay_decode(directory, workload, settings, report)
 

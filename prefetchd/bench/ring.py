@@ -90,7 +90,10 @@ def open_file(path: Path, shapes: list[Shape]) -> File:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
     except OSError as error:
         name = errno_name(error.errno or 0)
-        raise BenchError(f"{path} cannot be opened for direct reads: {name}") from error
+        raise BenchError(
+            f"{path} cannot be opened for direct reads: {name}; name a regular file on a local "
+            "disk that you may read, or a new name there to have one made"
+        ) from error
     try:
         size = os.lseek(fd, 0, os.SEEK_END)  # a block device has no other size
         medium = medium_of(fd, str(path))

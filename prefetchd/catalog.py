@@ -38,10 +38,6 @@ class Catalog:
         self.sequence = 0
 
     @property
-    def blocks_used(self) -> int:
-        return int(np.count_nonzero(self._taken))
-
-    @property
     def blocks_visible(self) -> int:
         return int(np.count_nonzero(self._visible))
 

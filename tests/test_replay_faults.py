@@ -28,6 +28,7 @@ from prefetchd.format import FORMAT_VERSION, Superblock, decode_superblock, enco
 from prefetchd.hostinfo import Medium, medium_of
 from prefetchd.metrics import Result, Run
 from prefetchd.model import Ids
+from tests.forbidden import FORBID_URING
 from tests.replays import (
     BLOCKS,
     LAYERS,
@@ -222,22 +223,6 @@ def test_too_little_locked_memory_runs_unregistered_and_says_so(trace: Path, fol
         pytest.skip(f"no io_uring here: {device.notes}")
     assert "fixed buffers" not in device.engine
     assert [note for note in device.notes if str(LOCKED_BYTES) in note or "memlock" in note.lower()]
-
-
-FORBID_URING = """
-import ctypes, struct, sys
-# If the system call (word 0) is io_uring_setup (425) then EPERM, else allowed: classic BPF.
-program = struct.pack(
-    "HBBI" * 4,
-    0x20, 0, 0, 0, 0x15, 0, 1, 425, 0x06, 0, 0, 0x00050001, 0x06, 0, 0, 0x7FFF0000,
-)
-code = ctypes.create_string_buffer(program)
-filter = struct.pack("HxxxxxxP", 4, ctypes.addressof(code))
-prctl = ctypes.CDLL(None, use_errno=True).prctl
-NO_NEW_PRIVILEGES, SECCOMP = 38, 22
-if prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0) or prctl(SECCOMP, 2, filter, 0, 0):
-    sys.exit(77)
-"""
 
 
 @pytest.mark.parametrize("device", ["uring", "liburing"])

@@ -21,6 +21,7 @@ from prefetchd.devices.liburing import Liburing
 from prefetchd.devices.memory import Memory
 from prefetchd.devices.threads import Threads
 from prefetchd.testing import PAGE, StorageDeviceContract, aligned_arena, batch, run
+from tests.forbidden import FORBID_URING
 
 
 def uring_refusal() -> str:
@@ -189,19 +190,7 @@ def test_a_depth_that_the_kernel_refuses_is_a_device_error() -> None:
         Liburing([], aligned_arena(PAGE), 1 << 20)
 
 
-FORBID_URING = """
-import ctypes, struct, sys
-# If the system call (word 0) is io_uring_setup (425) then EPERM, else allowed: classic BPF.
-program = struct.pack(
-    "HBBI" * 4,
-    0x20, 0, 0, 0, 0x15, 0, 1, 425, 0x06, 0, 0, 0x00050001, 0x06, 0, 0, 0x7FFF0000,
-)
-code = ctypes.create_string_buffer(program)
-filter = struct.pack("HxxxxxxP", 4, ctypes.addressof(code))
-prctl = ctypes.CDLL(None, use_errno=True).prctl
-NO_NEW_PRIVILEGES, SECCOMP = 38, 22
-if prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0) or prctl(SECCOMP, 2, filter, 0, 0):
-    sys.exit(77)
+OPEN_LIBURING = """
 import numpy as np
 from prefetchd.device import DeviceError
 from prefetchd.devices.liburing import Liburing
@@ -213,7 +202,7 @@ except DeviceError as error:
 
 
 def test_io_uring_forbidden_by_seccomp_is_named_as_the_cause() -> None:
-    command = [sys.executable, "-c", FORBID_URING]
+    command = [sys.executable, "-c", FORBID_URING + OPEN_LIBURING]
     child = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
     if child.returncode == 77:
         pytest.skip("no seccomp filter can be set here")

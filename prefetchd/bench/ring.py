@@ -53,9 +53,6 @@ class Rate:
     operations_s: float
     cpu_us_per_operation: float
 
-    def bytes_s(self, shape: Shape) -> float:
-        return self.operations_s * shape.block_bytes
-
 
 def check_shapes(shapes: Sequence[Shape]) -> None:
     """Raises ValueError for blocks that no drive reads directly."""

@@ -214,20 +214,24 @@ def test_closing_ends_every_wait_in_words() -> None:
 
 class Raises(Predictor):
     name = "raises"
+    armed = False  # by the test, once its put is done: the pump may ask for a guess before that
 
     def predict(self, now_ns: int, limit: int) -> Guess:
-        raise RuntimeError("a mistake in a predictor")
+        if self.armed:
+            raise RuntimeError("a mistake in a predictor")
+        return super().predict(now_ns, limit)
 
 
 def test_a_predictor_that_raises_stops_the_engine_in_words(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with open_crowded(predictor=Raises) as runtime:
         blocks = runtime.put(keys(1), content(1)).blocks
-        runtime.demand(runtime.pages(blocks, 0))
-        runtime.engine.wake()
-        runtime.engine._pump.join(_PATIENCE_S)
+        monkeypatch.setattr(Raises, "armed", True)
         with pytest.raises(EngineError, match="a mistake in a predictor"):
+            runtime.demand(runtime.pages(blocks, 0))  # raises if the pump was there already
+            runtime.engine.wake()
+            runtime.engine._pump.join(_PATIENCE_S)
             runtime.demand(runtime.pages(blocks, 0))
     assert "the pump thread has stopped" in caplog.text
 

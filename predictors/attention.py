@@ -10,12 +10,14 @@ falls silent, but for a rare guess to find out whether that has changed.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
+from itertools import islice
 from typing import ClassVar
 
 import numpy as np
 
 from prefetchd.hints import HintOdds
-from prefetchd.history import UseHistory, by_layer
+from prefetchd.history import Turns, UseHistory, turns_of
 from prefetchd.model import Access, Feedback, Geometry, Ids, PageHint, Scores, Verdict
 from prefetchd.odds import Features, Odds
 from prefetchd.predictor import Guess, Predictor
@@ -37,7 +39,8 @@ START = (0.0, 1.0, 0.0, 2.0)
 """Log odds of a page without a hint: constant, its history, its block's heat, and whether it is a
 new page of a block that all layers use."""
 LEARN_DEMANDS = 7
-"""It learns from one demand in so many; a prime, so that every layer gets its share."""
+"""It learns from one demand in so many; a prime, so that every layer gets its share. Its hint is
+compared with what came, or, where there was none, what its history made likely."""
 PRIOR_SAMPLES = 200.0
 PRECISION_ENOUGH = (0.05, 0.12)
 """A source right less often than this has its confidence cut in proportion. Even good hints are
@@ -60,7 +63,7 @@ class Attention(Predictor):
         self._hinted: tuple[int, Ids, Scores] | None = None  # a layer's pages, until its turn
         self._sources = [np.full(128, source, np.uint8) for source in (HINT, HISTORY)]
         self._next_layer = (np.arange(layers) + 1) % layers
-        self._recent = [deque[Ids](maxlen=RECENT_TURNS) for _ in range(layers)]
+        self._recent = [deque[Ids](maxlen=RECENT_TURNS) for _ in range(layers)]  # blocks
         self._latest: deque[Ids] = deque(maxlen=RECENT_DEMANDS)
         self._odds = Odds(START, PRIOR_SAMPLES)
         self._right = np.full(2, START_RIGHT)
@@ -68,29 +71,56 @@ class Attention(Predictor):
         self._demands = 0
 
     def on_access(self, access: Access) -> None:
-        self._demands += 1
-        for layer, mine in by_layer(access.pages, self.geometry):
-            self._demanded(access.pages[mine], layer)
+        self._told((access,))
 
-    def _demanded(self, pages: Ids, layer: int) -> None:
+    def on_accesses(self, accesses: Sequence[Access]) -> None:
+        self._told(accesses)
+
+    def _told(self, accesses: Sequence[Access]) -> None:
+        """In parts, each with one demand to learn from at most."""
+        while accesses:
+            learned = -(self._demands + 1) % LEARN_DEMANDS
+            end = learned + LEARN_DEMANDS
+            if 0 < learned < len(accesses) and not self._foretold(accesses[learned]):
+                end = learned  # it is to be weighed as things stand before it: it begins a part
+            part, accesses = accesses[:end], accesses[end:]
+            self._demands += len(part)
+            pages = np.concatenate([access.pages for access in part])
+            for turns, _ in turns_of(pages, self.geometry):
+                which = learned
+                if len(part) == 1 and learned == 0:  # of many layers each has its turn
+                    which = self._demands // LEARN_DEMANDS % len(turns)
+                self._demanded(turns, which)
+
+    def _foretold(self, access: Access) -> bool:
+        return self._hints.foretold(int(access.pages[0]) % self.geometry.layers)
+
+    def _demanded(self, turns: Turns, learned: int) -> None:
+        """Turns were made; number `learned`, if there is one, is compared with what was thought."""
         history, before = self._history, self._history.layer
-        if layer == before and self.geometry.layers > 1:
-            history.used(pages)
-            return
-        learning = before >= 0 and self._demands % LEARN_DEMANDS == 0
-        weighed = self._weigh(layer) if learning else None
-        if before >= 0:
-            self._next_layer[before] = layer
-        history.turn_to(layer)
-        history.used(pages)
-        if self._hinted is not None and self._hinted[0] == layer:
-            self._hinted = None
-        self._recent[layer].append(pages)
-        self._latest.append(self.geometry.block_of(pages))
-        if self._demands % LEARN_DEMANDS == 0:
+        begun = history.going_on(turns)
+        layer = int(turns.layers[learned]) if begun <= learned < len(turns) else -1
+        weighed = None
+        if layer >= 0 and before >= 0 and not self._hints.foretold(layer):
+            weighed = self._weigh(layer)
+        history.demanded(turns)
+        self._follow(turns, begun, before)
+        if layer >= 0:
             self._hints.learn(layer)
         if weighed is not None:
-            self._odds.learn(weighed[1], history.used_this_turn(weighed[0]))
+            came = history.turns_since(layer, history.places(weighed[0], layer)) == 0
+            self._odds.learn(weighed[1], came)
+
+    def _follow(self, turns: Turns, begun: int, before: int) -> None:
+        """Remember which layer follows which, and what the latest turns used."""
+        for layer, blocks in islice(turns.each(), begun, None):
+            if before >= 0:
+                self._next_layer[before] = layer
+            before = layer
+            self._recent[layer].append(blocks)
+            self._latest.append(blocks)
+            if self._hinted is not None and self._hinted[0] == layer:
+                self._hinted = None
 
     def on_page_hint(self, hint: PageHint) -> None:
         """Only the latest hint counts: what an older one foretold has been demanded by now, or was
@@ -117,10 +147,12 @@ class Attention(Predictor):
             return self._guess(pages, chance, HINT, limit)
         if self._history.layer < 0:
             return Guess()
-        pages, features = self._weigh(int(self._next_layer[self._history.layer]))
+        layer = int(self._next_layer[self._history.layer])
+        blocks, features = self._weigh(layer)
         chance = self._odds.chance(features)
         order = np.argsort(-chance, kind="stable")
-        return self._guess(pages[order], chance[order], HISTORY, limit)
+        pages = self.geometry.page_ids(blocks[order], layer)
+        return self._guess(pages, chance[order], HISTORY, limit)
 
     def _guess(self, pages: Ids, chance: Scores, source: int, limit: int) -> Guess:
         """As many of `pages` (most likely first) as are likely enough to be said."""
@@ -137,24 +169,26 @@ class Attention(Predictor):
         return Guess(pages[:likely], confidence, sources=self._sources[source][:likely])
 
     def _weigh(self, layer: int) -> tuple[Ids, Features]:
-        """Candidates for the coming turn of `layer`, and what speaks for each.
+        """Blocks whose pages may come in the coming turn of `layer`, and what speaks for each.
 
         What it used in its latest turn is not among them: that is here if anything is.
         """
         history = self._history
-        pages = self._candidates(layer)
-        turns = history.turns_since_use(pages)
-        pages, turns = pages[turns > 0], turns[turns > 0]
-        features = np.ones((len(pages), 4))
-        features[:, 1] = history.log_odds(pages)
-        features[:, 2] = history.heat(self.geometry.block_of(pages))
+        blocks = self._candidates(layer)
+        places = history.places(blocks, layer)
+        turns = history.turns_since(layer, places)
+        unused = turns > 0
+        blocks, places, turns = blocks[unused], places[unused], turns[unused]
+        features = np.ones((len(blocks), 4))
+        features[:, 1] = history.log_odds(places)
+        features[:, 2] = history.heat(blocks)
         features[:, 3] = (features[:, 2] > ALL_LAYERS_HEAT) & (turns > NEW_TURNS)
-        return pages, features
+        return blocks, features
 
     def _candidates(self, layer: int) -> Ids:
-        """Pages of `layer` that it used lately, or whose block or its neighbour is in use now."""
-        layers, blocks = self.geometry.layers, np.concatenate(list(self._latest))
+        """Blocks that `layer` used lately, or that or whose neighbours are in use now."""
+        blocks = np.concatenate(list(self._latest))
         near = np.concatenate([blocks - 1, blocks, blocks + 1])
         near = near[(near >= 0) & (near < self.geometry.blocks)]
-        found: Ids = np.unique(np.concatenate([near * layers + layer, *self._recent[layer]]))
+        found: Ids = np.unique(np.concatenate([near, *self._recent[layer]]))
         return found

@@ -125,25 +125,46 @@ class Auto(Predictor):
         return readers[0] if len(readers) == 1 else None
 
     def on_access(self, access: Access) -> None:
-        self._accesses += 1
-        if self._pace.guessing:
-            self._show(access)
-        if self._accesses % self._pass_accesses == 0:
-            if self._pace.guessing:
-                self._judge()
-            self._pace.passed(access.now_ns)
+        self._told((access,))
 
-    def _show(self, access: Access) -> None:
-        measured = len(access.pages) and access.pages[0] % self.geometry.layers % self._sample == 0
-        if measured:
-            ghost_missed = self._guard.observe(access)
-            self._count(*self._gains.demanded(access, ghost_missed))
-        shown = self._accesses // self._pass_accesses % SHOWN_PASSES == 0
-        for source, useless in zip(self._sources, self._useless(), strict=True):
-            if measured:
-                source.holding.observe(access, ghost_missed)
-            if shown or not useless:
-                source.predictor.on_access(access)
+    def on_accesses(self, accesses: Sequence[Access]) -> None:
+        self._told(accesses)
+
+    def _told(self, accesses: Sequence[Access]) -> None:
+        """In parts, which end where a pass over the layers does."""
+        while accesses:
+            part = accesses[: self._pass_accesses - self._accesses % self._pass_accesses]
+            accesses = accesses[len(part) :]
+            if self._pace.guessing:
+                self._show(part)
+            else:
+                self._accesses += len(part)
+            if self._accesses % self._pass_accesses == 0:
+                if self._pace.guessing:
+                    self._judge()
+                self._pace.passed(part[-1].now_ns)
+
+    def _show(self, accesses: Sequence[Access]) -> None:
+        told: list[list[Access]] = [[] for _ in self._sources]
+        useless = self._useless()
+        for access in accesses:
+            self._accesses += 1
+            if len(access.pages) and access.pages[0] % self.geometry.layers % self._sample == 0:
+                self._measure(access)
+                useless = self._useless()
+            shown = self._accesses // self._pass_accesses % SHOWN_PASSES == 0
+            for mine, silent in zip(told, useless, strict=True):
+                if shown or not silent:
+                    mine.append(access)
+        for source, mine in zip(self._sources, told, strict=True):
+            if mine:
+                source.predictor.on_accesses(mine)
+
+    def _measure(self, access: Access) -> None:
+        ghost_missed = self._guard.observe(access)
+        self._count(*self._gains.demanded(access, ghost_missed))
+        for source in self._sources:
+            source.holding.observe(access, ghost_missed)
 
     def _judge(self) -> None:
         """A pass over the layers has ended."""

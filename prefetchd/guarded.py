@@ -7,7 +7,7 @@ goes on without it.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from prefetchd.model import Access, ChainHint, DoneHint, Feedback, PageHint
@@ -25,12 +25,19 @@ class Guarded:
         self._predictor = predictor
         # One that never guesses needs no turn of its own after a demand.
         self.guesses = type(predictor).predict is not Predictor.predict
+        self._takes_several = type(predictor).on_accesses is not Predictor.on_accesses
 
-    def on_access(self, access: Access) -> None:
+    def on_accesses(self, accesses: Sequence[Access]) -> None:
+        hook = "on_access"
         try:
-            self._predictor.on_access(access)
+            if self._takes_several:
+                hook = "on_accesses"
+                self._predictor.on_accesses(accesses)
+            else:  # one by one from here, so that the place of a fault is found in its own hook
+                for access in accesses:
+                    self._predictor.on_access(access)
         except Exception as error:
-            self._raise("on_access", error)
+            self._raise(hook, error)
 
     def on_feedback(self, feedback: Feedback) -> None:
         try:

@@ -43,6 +43,11 @@ class HintOdds:
             curve = self._curves[expected] = self._odds.chance(_features(2 * len(pages), expected))
         return curve[: len(pages)]
 
+    def foretold(self, layer: int) -> bool:
+        """Whether there is a hint for the turn of `layer` that comes next."""
+        pending = self._pending[layer]
+        return pending is not None and pending[0] == self._history.turns(layer)
+
     def learn(self, layer: int) -> None:
         """Compare the hint for the turn that `layer` now has with what it demanded, if there is
         one. May be called at any time between that demand and the layer's next hint."""

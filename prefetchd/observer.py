@@ -5,19 +5,22 @@ Decides when they are told: a demand is shown to the policies later, when nothin
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from prefetchd.counters import Counters
 from prefetchd.guarded import Guarded
-from prefetchd.model import Access, Codes, Feedback, Ids, Slots, Verdict
+from prefetchd.model import Access, Codes, Feedback, Ids, Mask, Slots, Verdict
 from prefetchd.planner import Planner
 from prefetchd.predictor import Guess
 from prefetchd.staging import Evicted, Staging
+from prefetchd.unseen import Batch, Unseen
 
-_UNSEEN_MAX = 64  # demands and guesses not yet shown; the oldest is dropped first
-_BATCH, _CROWDED = 8, 48
+_FEEDBACK_BATCH = 16
+Number = TypeVar("Number", bound=np.generic)
 
 
 class Observer:
@@ -27,64 +30,76 @@ class Observer:
         self._predictor = predictor
         self._planner = planner
         self._feedback: list[Feedback] = []
-        self._showing = False
         self._pushed_out = np.zeros(len(staging.slot_of), np.bool_)  # by a prefetch
-        self._unseen: deque[tuple[Slots, Access] | Guess] = deque(maxlen=_UNSEEN_MAX)
+        self._unseen = Unseen(staging.eviction.geometry)
 
     def demanded(self, slots: Slots, access: Access) -> None:
         self.counters.count_outcomes(access.outcomes)
-        self._unseen.append((slots, access))
+        self._unseen.add((slots, access))
 
     @property
     def crowded(self) -> bool:
         """Whether so much is unseen that some of it would soon be dropped."""
-        return len(self._unseen) >= _CROWDED
+        return self._unseen.crowded
 
     def missed(self, pages: Ids) -> None:
         """Demanded pages that are not here: some of them would be, but for a prefetch."""
         self.counters.pollution += int(np.count_nonzero(self._pushed_out[pages]))
         self._pushed_out[pages] = False
 
-    def evicted(self, evicted: Evicted, *, by_prefetch: bool) -> None:
+    def evicted(self, evicted: Evicted, *, by_prefetch: Mask | bool) -> None:
+        if len(evicted.pages) == 0:
+            return
         self._pushed_out[evicted.pages] = by_prefetch
         self.prefetches_wasted(evicted.wasted, evicted.sources)
 
     def guessed(self, guess: Guess) -> None:
         """Shown to the eviction policy in turn with the demands around it."""
         if guess.confidence is not None and len(guess.pages):
-            self._unseen.append(guess)
+            self._unseen.add(guess)
 
     def show_next(self, *, at_once: bool) -> bool:
-        """Let the policies learn from the oldest thing they have not seen; whether more is due.
+        """Let the policies learn from the oldest they have not seen; whether more is due.
 
-        Unless `at_once`, they learn in batches: a processor that has just learned from one demand
-        learns from the next in half the time.
+        Unless `at_once`, they learn from several demands in one step, as soon as there are enough:
+        that takes little longer than to learn from one.
         """
-        self._showing |= at_once or len(self._unseen) >= _BATCH
-        if self._showing and self._unseen:
-            told = self._unseen.popleft()
-            if isinstance(told, Guess):
-                assert told.confidence is not None
-                self._staging.eviction.expected(told.pages, told.confidence)
-            else:
-                self._show_demand(*told)
-        self._showing &= bool(self._unseen)
-        if not self._showing and len(self._feedback) >= _BATCH:
+        if self.due(at_once=at_once):
+            self._show(self._unseen.oldest() if at_once else self._unseen.batch())
+            if self.due(at_once=at_once):
+                return True
+            if not at_once:
+                return len(self._feedback) >= _FEEDBACK_BATCH  # in a step of its own
+        if len(self._feedback) >= _FEEDBACK_BATCH:
             self._show_feedback()
-        return self._showing
+        return False
 
-    def _show_demand(self, slots: Slots, access: Access) -> None:
-        """Show a demand, to the eviction policy as far as its pages are still in their slots."""
-        self._staging.eviction.demanded(access.pages, access.scores)
-        self._staging.tell()
-        placed = slots >= 0
-        here = placed & (self._staging.page_of[np.where(placed, slots, 0)] == access.pages)
-        if here.all():
-            self._staging.eviction.touched(slots, access.pages, access.scores)
-        elif here.any():
-            scores = None if access.scores is None else access.scores[here]
-            self._staging.eviction.touched(slots[here], access.pages[here], scores)
-        self._predictor.on_access(access)
+    def due(self, *, at_once: bool) -> bool:
+        return len(self._unseen) > 0 if at_once else self._unseen.enough
+
+    def _show(self, batch: Batch) -> None:
+        if batch.accesses:
+            self._show_demands(batch)
+        for pages, chances in batch.guesses:
+            self._staging.eviction.expected(pages, chances)
+        if batch.accesses:
+            self._predictor.on_accesses(batch.accesses)
+
+    def _show_demands(self, batch: Batch) -> None:
+        """To the eviction policy, as demanded, and as touched while still in the same slots."""
+        staging = self._staging
+        pages = _joined([access.pages for access in batch.accesses])
+        given = [access.scores for access in batch.accesses if access.scores is not None]
+        scores = _joined(given) if given else None
+        slots = _joined(batch.slots)
+        staging.eviction.demanded(pages, scores)
+        staging.tell()
+        here = (staging.page_of[np.maximum(slots, 0)] == pages) & (slots >= 0)
+        if not here.all():
+            slots, pages = slots[here], pages[here]
+            scores = None if scores is None else scores[here]
+        if len(slots):
+            staging.eviction.touched(slots, pages, scores)
 
     def prefetches_used(self, slots: Slots, *, late: Codes) -> None:
         """Prefetched pages were demanded for the first time; `late` is 1 where still on the way."""
@@ -114,3 +129,7 @@ class Observer:
         self._feedback = []
         self._planner.observe_feedback(feedback)
         self._predictor.on_feedback(feedback)
+
+
+def _joined(arrays: Sequence[NDArray[Number]]) -> NDArray[Number]:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)

@@ -3,9 +3,11 @@
 A policy orders slots; it owns no bytes, pins nothing and reads no clock. The staging tells it in
 batches what came, what was demanded and what went, and asks for victims among the slots it allows.
 
-It is told late, in batches, when nothing urgent waits, but in this order for one demand:
-`demanded`; `removed` and `inserted`, with `prefetched=False`, for what made room and what came;
-then `touched` with all its pages that are here, those just inserted among them.
+It is told late, in batches, when nothing urgent waits. A batch is one demand, or several of one
+layer each and no layer twice, one after the other in one array. The order for a batch: `demanded`;
+`removed` and `inserted`, with `prefetched=False`, for what made room and what came; `touched` with
+all its pages that are here, those just inserted among them. What came may also be told before its
+demand, where victims are wanted at once.
 """
 
 from __future__ import annotations
@@ -31,17 +33,14 @@ class Eviction:
         self.geometry = geometry
 
     def demanded(self, pages: Ids, scores: Scores | None) -> None:
-        """A demand begins: all its pages, resident or not, before room is made for some of them.
-
-        May be left out where no room is needed, since `touched` follows (optional to use).
-        """
+        """A batch was demanded: all its pages, resident or not (optional to use)."""
 
     def inserted(self, slots: Slots, pages: Ids, *, prefetched: bool) -> None:
         """Pages were given slots (their bytes may still be on the way)."""
         raise NotImplementedError
 
     def touched(self, slots: Slots, pages: Ids, scores: Scores | None) -> None:
-        """Resident pages were demanded, all in one batch of one layer as a rule."""
+        """Resident pages were demanded, in the order given."""
         raise NotImplementedError
 
     def removed(self, slots: Slots, pages: Ids) -> None:

@@ -16,8 +16,9 @@ The smallest predictor is a file with one class:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -53,7 +54,7 @@ class Guess:
 
 
 class Predictor:
-    """Base class: override what you need. Every hook gets whole batches.
+    """Base class: override what you need. Every hook gets whole batches of pages.
 
     `geometry` is the page space, `slots` the staging's size in pages: take memory in proportion
     to these and no more. Hooks must be deterministic: the same calls give the same guesses.
@@ -66,8 +67,23 @@ class Predictor:
         self.geometry = geometry
         self.slots = slots
 
+    def __init_subclass__(cls, **rest: Any) -> None:
+        super().__init_subclass__(**rest)
+        if "on_access" in vars(cls) and "on_accesses" not in vars(cls):
+            # An inherited short cut would pass by the new hook.
+            cls.on_accesses = Predictor.on_accesses  # type: ignore[method-assign]
+
     def on_access(self, access: Access) -> None:
         """Pages were demanded."""
+
+    def on_accesses(self, accesses: Sequence[Access]) -> None:
+        """Demands, oldest first: a single one, or several of one layer each and no layer twice.
+
+        Override it only to be faster: what comes of it must be what would have come of
+        `on_access` for each of them.
+        """
+        for access in accesses:
+            self.on_access(access)
 
     def on_page_hint(self, hint: PageHint) -> None:
         """The engine has scored pages it will soon demand."""

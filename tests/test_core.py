@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from prefetchd.core import CoreLimits
-from prefetchd.model import Completed, Demanded, Outcome, Ready, Verdict
+from prefetchd.model import Completed, Demanded, Hinted, Outcome, PageHint, Ready, Verdict
 from prefetchd.predictors.none import NoPrefetch
 from tests.core_bench import FAR_NS, Bench, Scripted, ids
 
@@ -174,7 +174,7 @@ def test_a_prefetch_thrown_out_unused_is_wasted_and_its_source_hears_of_it() -> 
     bench.demand(1, 6)
     bench.demand(2, 8)
     bench.end()
-    for page in range(20, 29):  # learning waits for time, and for enough to learn
+    for page in range(20, 38):  # learning waits for time, and for enough to learn
         bench.release(1)
         bench.guess(page)
         bench.end()
@@ -272,3 +272,31 @@ def test_a_predictor_that_never_guesses_wants_no_turn_after_a_hit() -> None:
     guessing = Bench()
     guessing.demand(1)
     assert guessing.plans_wanted == 1
+
+
+def test_without_retention_a_page_goes_when_its_last_reader_does() -> None:
+    bench = Bench(limits=CoreLimits(retain=False))
+    bench.demand(1, 0, 1)
+    bench.end()
+    bench.demand(2, 1)
+    bench.release(1)
+    assert bench.resident() == [1], "somebody still reads it"
+    bench.release(2)
+    assert bench.resident() == []
+
+
+def test_hints_do_not_change_what_a_staging_without_prefetch_learns() -> None:
+    """The baseline of every comparison: its order of eviction is the demands' alone."""
+    left = []
+    for hinted in (False, True):
+        bench = Bench(slots=4, predictor=NoPrefetch)
+        for ticket, page in enumerate([0, 2, 4, 6, 0, 8, 10], start=1):
+            if hinted:
+                bench.tell(Hinted(PageHint(ids(page), np.ones(1, np.float32))))
+            bench.demand(ticket, page)
+            if bench.reads:
+                bench.end()
+            bench.release(ticket)
+            bench.settle()
+        left.append(bench.resident())
+    assert left == [[0, 6, 8, 10]] * 2

@@ -299,7 +299,7 @@ def test_options_that_make_no_sense_are_refused_in_words(wrong: Any, words: str)
 )
 def test_limits_that_make_no_sense_are_refused_in_words(name: str, value: int) -> None:
     with pytest.raises(ValueError, match=f"at least.*{name}={value}"):
-        CoreLimits(**{name: value})
+        CoreLimits(**{name: value})  # type: ignore[arg-type]  # the others are bool
 
 
 def test_use_after_close_is_refused_in_words(tmp_path: Path) -> None:

@@ -56,6 +56,7 @@ class Uring(_StorageDevice):
             self._note(f"depth {depth} is more than the kernel's rings hold; going on with {most}")
             self.depth = most
         self._in_flight = 0
+        self._bells = 0  # completions to come that are nobody's
         self._refused: list[Completions] = []
         self._address = arena.ctypes.data
         self._fixed_buffers = self._register_arena()
@@ -123,7 +124,8 @@ class Uring(_StorageDevice):
         offset -1 for "where the file stands".
         """
         kind = ops["kind"]
-        if ops["offset"].min() < 0 or kind.min() < 0 or kind.max() > SYNC:
+        # Read as unsigned, a negative kind is a huge one.
+        if ops["offset"].min() < 0 or kind.view(np.uint32).max() > SYNC:
             return False
         if self._fixed_buffers and self._fixed_files and not self._many_buffers:
             return True
@@ -141,6 +143,7 @@ class Uring(_StorageDevice):
         self._refused.append(refused)
         bell = np.zeros(1, io_uring.SQE)
         bell["user_data"] = _CANCEL_TAG
+        self._bells += 1
         self._ring.push(bell)
         rest: Ops = ops[results == 0]
         return rest
@@ -171,8 +174,9 @@ class Uring(_StorageDevice):
         if self._in_flight:
             self._ring.nudge()
         entries = self._ring.reap()
-        mine = entries["user_data"] != _CANCEL_TAG
-        if not mine.all():
+        if self._bells:
+            mine = entries["user_data"] != _CANCEL_TAG
+            self._bells -= len(entries) - int(np.count_nonzero(mine))
             entries = entries[mine]
         done = np.empty(len(entries), DONE)
         done["tag"] = entries["user_data"]
@@ -199,14 +203,15 @@ class Uring(_StorageDevice):
         entries["address"] = tags
         entries["op_flags"] = flags
         entries["user_data"] = _CANCEL_TAG
+        self._bells += len(tags)
         self._ring.push(entries)
 
     def fileno(self) -> int:
         return self._ring.fd
 
-    def wait(self, timeout_ns: int) -> None:
-        if not self._ring.ready():
-            self._ring.wait(1, timeout_ns)
+    def wait(self, timeout_ns: int, count: int = 1) -> None:
+        if self._ring.waiting() < count:
+            self._ring.wait(count, timeout_ns)
 
     def close(self) -> None:
         if self._ring.fd < 0:

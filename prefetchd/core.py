@@ -100,6 +100,11 @@ class Core:
         return len(self._demands.waiting)
 
     @property
+    def learning_due(self) -> bool:
+        """Whether the next `Idle` will do more than make room."""
+        return self._foresight.learning_due
+
+    @property
     def open_tickets(self) -> int:
         return len(self._demands)
 
@@ -197,7 +202,9 @@ class Core:
         return slots
 
     def _released(self, event: Released, now_ns: int) -> list[Command]:
-        answer = self._demands.close(event.ticket)
+        held, answer = self._demands.close(event.ticket)
+        if not self.limits.retain:
+            self.staging.drop(held)
         commands: list[Command] = [] if answer is None else [answer]
         return commands + self._serve(now_ns) if self._demands.waiting else commands
 
@@ -276,7 +283,8 @@ class Core:
             commands = self._issue(now_ns)
         elif self._foresight.learn():
             commands = [PlanSoon()]
-        self._observer.evicted(self.staging.replenish(), by_prefetch=False)
+        evicted, for_prefetches = self.staging.replenish()
+        self._observer.evicted(evicted, by_prefetch=for_prefetches)
         return commands
 
     def _issue(self, now_ns: int) -> list[Command]:

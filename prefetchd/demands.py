@@ -61,19 +61,20 @@ class Demands:
         self._open[event.ticket] = demand
         return demand
 
-    def close(self, number: int) -> Ready | None:
-        """A reader is done: its pins go. If it still waited, this is its answer: nothing.
+    def close(self, number: int) -> tuple[Slots, Ready | None]:
+        """A reader is done: its pins go from these slots. If it still waited, its answer: nothing.
 
         Raises ValueError for an unknown number.
         """
         demand = self._open.pop(number, None)
         if demand is None:
             raise ValueError(f"ticket {number} is not open")
-        self._staging.pins[demand.slots[demand.slots >= 0]] -= 1
+        held = demand.slots[demand.slots >= 0]
+        self._staging.pins[held] -= 1
         if self.waiting.pop(number, None) is None:
-            return None
+            return held, None
         nothing = np.full(len(demand.slots), FAILED, np.int64)
-        return Ready(number, nothing, demand.outcomes, demand.waits_ns)
+        return held, Ready(number, nothing, demand.outcomes, demand.waits_ns)
 
     def lacking(self) -> Demand | None:
         """The oldest waiting demand that has no slots for some of its pages."""

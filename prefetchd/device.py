@@ -124,8 +124,11 @@ class StorageDevice:
         """A descriptor that polls readable while there is something to reap."""
         raise NotImplementedError
 
-    def wait(self, timeout_ns: int) -> None:
-        """Block until there may be something to reap, or the timeout. Safe in any thread."""
+    def wait(self, timeout_ns: int, count: int = 1) -> None:
+        """Block until there may be something to reap, or the timeout. Safe in any thread.
+
+        A device that can tell waits for `count` completions; others return at the first.
+        """
         poller = select.poll()
         poller.register(self.fileno(), select.POLLIN)
         poller.poll(max(0, timeout_ns) / 1e6)

@@ -80,7 +80,8 @@ class Driver:
         self._ops["tag"] = np.arange(slots)
         self._ops["memory"] = np.arange(slots) * staging.shape[1]
         self._ops["length"] = staging.shape[1]
-        self._run = np.zeros(slots, np.int64)  # pages of the operation that begins at a slot
+        # Pages of the operation that begins at a slot: one, but for those joined.
+        self._run = np.ones(slots, np.int64)
         self._page = np.zeros(slots, np.int64)
         self._generation = np.zeros(slots, np.int64)
 
@@ -89,7 +90,6 @@ class Driver:
         pages, slots = command.pages, command.slots
         self._page[slots] = pages
         self._generation[slots] = command.generations
-        self._run[slots] = 1
         self.bytes_read += len(pages) * self.staging.shape[1]
         follows = pages[1:] - pages[:-1] == 1
         if follows.any():
@@ -97,7 +97,7 @@ class Driver:
         ops = self._ops[slots]
         if len(pages) < len(command.pages):
             ops["length"] *= self._run[slots]
-        generations = self._generation[slots].astype(np.uint64) & _GENERATION_MASK
+        generations = self._generation[slots].view(np.uint64) & _GENERATION_MASK
         ops["tag"] |= generations << _SLOT_BITS
         ops["offset"] = self.catalog.offsets(pages)
         self._waiting[command.io_class].append(ops)
@@ -118,7 +118,7 @@ class Driver:
     def cancel(self, command: Cancel) -> None:
         """End reads early: at once if they are still queued here, else as far as the device can;
         those that began inside a longer run go with it."""
-        generations = self._generation[command.slots].astype(np.uint64) & _GENERATION_MASK
+        generations = self._generation[command.slots].view(np.uint64) & _GENERATION_MASK
         tags = (generations << _SLOT_BITS) | command.slots.astype(np.uint64)
         for queue in self._waiting[: IoClass.WRITE_BACK]:
             for place, ops in enumerate(queue):
@@ -151,20 +151,22 @@ class Driver:
         if len(completions) == 0:
             return None, []
         self.depth.note(self.device.in_flight, now_ns)
-        writing = (completions["tag"] & WRITE_TAG) != 0
-        written = self._carry_on(completions[writing]) if writing.any() else []
-        reads = completions if not written and not writing.any() else completions[~writing]
+        reads, written = completions, list[Written]()
+        if self.writer.busy:
+            writing = (completions["tag"] & WRITE_TAG) != 0
+            reads, written = completions[~writing], self._carry_on(completions[writing])
         return (self._raw_reads(reads) if len(reads) else None), written
 
     def _raw_reads(self, completions: Completions) -> RawReads:
         first = (completions["tag"] & _SLOT_MASK).astype(np.int64)
         # An operation seen twice must not end the next one of its slot.
-        begun = self._generation[first].astype(np.uint64) & _GENERATION_MASK
+        begun = self._generation[first].view(np.uint64) & _GENERATION_MASK
         current = begun == completions["tag"] >> _SLOT_BITS
         if not current.all():
             self._failed("completion seen twice", len(current) - int(np.count_nonzero(current)))
             completions, first = completions[current], first[current]
         runs = self._run[first]
+        self._run[first] = 1
         lengths = runs * self.staging.shape[1]
         results = completions["result"]
         whole = results == lengths
@@ -180,11 +182,14 @@ class Driver:
 
     def verify(self, reads: RawReads) -> Completed:
         """Check every page that came whole; only a verified page may be read by anyone."""
-        verified = reads.whole.copy()
-        whole = np.flatnonzero(reads.whole)
-        good = self.catalog.verify(reads.pages[whole], self.staging, reads.slots[whole])
-        verified[whole] = good
-        corrupt = len(whole) - int(np.count_nonzero(good))
+        whole = reads.whole
+        if whole.all():
+            good = verified = self.catalog.verify(reads.pages, self.staging, reads.slots)
+        else:
+            verified = whole.copy()
+            good = self.catalog.verify(reads.pages[whole], self.staging, reads.slots[whole])
+            verified[whole] = good
+        corrupt = len(good) - int(np.count_nonzero(good))
         if corrupt:
             self._failed("checksum mismatch", corrupt)
         return Completed(reads.slots, reads.generations, verified)

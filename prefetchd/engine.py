@@ -43,6 +43,7 @@ _SHARED_NAP_NS = 2_000_000  # the same while several threads wait for one device
 _LOOK_NS = 50_000_000  # how often deadlines are looked at while reads are in flight
 _YIELDS_MAX, _YIELD_S = 20, 50e-6
 _INBOX_MAX = 64
+_STEP_NS, _LEARNING_NS = 100_000, 350_000
 
 
 class EngineError(Exception):
@@ -78,7 +79,12 @@ class Engine:
         self._released: deque[int] = deque()
         self._front_wake = Bell()
         self._tending = Tending(
-            self.clock, self._wanted, self._step, lambda: self.core.reading and self.collect()
+            self.clock,
+            self._due_ns,
+            self._step,
+            lambda: self.core.reading,
+            lambda ns: driver.device.wait(ns, driver.device.in_flight),
+            self.collect,
         )
         self.tended = self._tending.lately
         """Whether a caller has lately given the engine its idle time, so that the pump may rest."""
@@ -249,6 +255,12 @@ class Engine:
         open_ended = core.reading or core.unanswered or self.driver.writer.in_flight
         overdue = open_ended and self.clock() >= self._look_ns
         return bool(self._plan_wanted or overdue or (self._released and core.unanswered))
+
+    def _due_ns(self) -> int:
+        """About how long the next step takes; 0 if none is wanted."""
+        if not self._wanted():
+            return 0
+        return _LEARNING_NS if self.core.learning_due else _STEP_NS
 
     def give_way(self) -> None:
         """Let callers who are in a hurry have the lock first, but not for ever."""

@@ -59,9 +59,14 @@ class Foresight:
         """Pass a hint on; ids that no page has are the engine's fault, and dropped."""
         if isinstance(hint, PageHint):
             self._hinted_ns = now_ns
-            self._hint_driven = _HINT_DRIVEN_DEMANDS
+            # One that never guesses has no use for the time that learning later would save.
+            self._hint_driven = _HINT_DRIVEN_DEMANDS if self._predictor.guesses else 0
             hint = _real(hint, len(self._staging.slot_of))
         self._predictor.on_hint(hint)
+
+    @property
+    def learning_due(self) -> bool:
+        return self._observer.due(at_once=not self._hint_driven)
 
     def learn(self) -> bool:
         """One small step of learning from demands; whether more is due.
@@ -72,6 +77,8 @@ class Foresight:
 
     def plan(self, now_ns: int) -> None:
         """Ask the predictor anew. What is left of the old plan has lost its reason."""
+        if not self._predictor.guesses:
+            return
         guess = self._predictor.predict(now_ns, self._candidates)
         try:
             self._use(guess, now_ns)
@@ -79,7 +86,7 @@ class Foresight:
             self._predictor.unusable(error)
 
     def _use(self, guess: Guess, now_ns: int) -> None:
-        if len(guess.keep) or self._staging.kept.any():
+        if len(guess.keep) or self._staging.keeping:
             self._staging.keep(guess.keep)
         if len(guess.pages):
             guess = in_range(guess, len(self._staging.slot_of))

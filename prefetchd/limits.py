@@ -12,13 +12,15 @@ from dataclasses import dataclass
 class CoreLimits:
     """`prefetch_depth`: most prefetch reads in flight. `read_timeout_ns`: after it, a read is
     abandoned. `tickets_max`: demands open at once. `attempts_max`: tries of a demanded read.
-    `candidates`: guesses asked of the predictor at a time."""
+    `candidates`: guesses asked of the predictor at a time. `retain`: whether a page stays when its
+    readers are done; without it every demand reads anew."""
 
     prefetch_depth: int = 32
     read_timeout_ns: int = 5_000_000_000
     tickets_max: int = 4096
     attempts_max: int = 2
     candidates: int = 1024
+    retain: bool = True
 
     def __post_init__(self) -> None:
         if self.prefetch_depth < 0 or self.candidates < 0:

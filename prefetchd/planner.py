@@ -60,7 +60,9 @@ class Planner:
     def __init__(self, limits: PlannerLimits, known: Callable[[Ids], Mask] | None = None) -> None:
         self.limits = limits
         self._known = known
-        self._fit = np.zeros(5)  # decayed n, sum x, sum y, sum xx, sum xy (x reads ahead, y ns)
+        # Decayed n, sum x, sum y, sum xx, sum xy (x reads ahead, y ns), and what follows from them.
+        self._fit = [0.0] * 5
+        self._base_ns = self._service_ns = 0.0
         self._lead_ns = 0.0
         self._allowance_ns = 0.0
         self._allowance_at_ns: int | None = None
@@ -76,8 +78,13 @@ class Planner:
         if len(ahead) == 0:
             return
         x, y = ahead.astype(np.float64), latency_ns.astype(np.float64)
-        sums = np.array([len(x), x.sum(), y.sum(), x @ x, x @ y])
-        self._fit = self._fit * _FIT_DECAY + sums
+        sums = (float(len(x)), float(x.sum()), float(y.sum()), float(x @ x), float(x @ y))
+        self._fit = [old * _FIT_DECAY + new for old, new in zip(self._fit, sums, strict=True)]
+        count, sum_x, sum_y, sum_xx, sum_xy = self._fit
+        spread = count * sum_xx - sum_x * sum_x
+        slope = (count * sum_xy - sum_x * sum_y) / spread if spread > 1e-9 else 0.0
+        self._service_ns = max(0.0, slope)
+        self._base_ns = max(0.0, (sum_y - self._service_ns * sum_x) / count)
 
     def observe_lead(self, lead_ns: int) -> None:
         """The time between a hint and the demand that it foretold."""
@@ -94,12 +101,7 @@ class Planner:
 
     def device_times_ns(self) -> tuple[float, float]:
         """(base latency, service time per page), both 0 until something was read."""
-        count, x, y, xx, xy = self._fit
-        if count == 0:
-            return 0.0, 0.0
-        spread = count * xx - x * x
-        service = max(0.0, (count * xy - x * y) / spread) if spread > 1e-9 else 0.0
-        return max(0.0, (y - service * x) / count), service
+        return self._base_ns, self._service_ns
 
     def precision(self) -> NDArray[np.float64]:
         """Per source: the share of its ended prefetches that were demanded, optimistic at first."""
@@ -112,16 +114,16 @@ class Planner:
         if self._allowance_at_ns is not None:
             self._allowance_ns += now_ns - self._allowance_at_ns
         self._allowance_at_ns = now_ns
-        most = (self.limits.burst_pages + 1) * max(self.device_times_ns()[1], 1.0)
+        most = (self.limits.burst_pages + 1) * max(self._service_ns, 1.0)
         self._allowance_ns = min(max(self._allowance_ns, -most), most)
 
     def spend(self, pages: int) -> None:
         """Pages were read, for whatever reason."""
-        self._allowance_ns -= pages * self.device_times_ns()[1]
+        self._allowance_ns -= pages * self._service_ns
 
     def budget(self) -> int:
         """Pages that may be prefetched now: what fits the burst, the allowance and the lead."""
-        base, service = self.device_times_ns()
+        base, service = self._base_ns, self._service_ns
         pages = self.limits.burst_pages
         if service > 0:
             pages = min(pages, int(max(0.0, self._allowance_ns) / service) + 1)

@@ -36,38 +36,41 @@ class Reads:
 
     def begin(self, pages: Ids, slots: Slots, io_class: IoClass, now_ns: int) -> Read:
         staging = self._staging
-        staging.generation[slots] += 1
+        generations = staging.generation[slots] + 1
+        staging.generation[slots] = generations
         staging.issued_ns[slots] = now_ns
         staging.ahead[slots] = self._order[: len(slots)] + self.in_flight
         self.in_flight += len(slots)
         self._planner.spend(len(slots))
         deadline_ns = now_ns + self._timeout_ns
         self.look_ns = min(self.look_ns, deadline_ns)
-        return Read(pages, slots, staging.generation[slots], io_class, deadline_ns)
+        return Read(pages, slots, generations, io_class, deadline_ns)
 
     def end(self, event: Completed, now_ns: int) -> tuple[Slots, Mask]:
         """Those slots whose read has ended and still counts, and which of them are verified; the
         verified ones are readable from here on. What was given up returns to the free slots."""
         staging = self._staging
-        state = staging.state[event.slots]
-        current: Mask = (staging.generation[event.slots] == event.generations) & (
-            (state == READING) | (state == ABANDONED)
-        )
-        slots, verified = event.slots[current], event.verified[current]
+        slots, verified = event.slots, event.verified
+        state = staging.state[slots]
+        ours = staging.generation[slots] == event.generations
+        current = ours & (state == READING)
+        if not current.all():
+            self._counters.stale += len(current) - int(np.count_nonzero(current))
+            given_up = slots[ours & (state == ABANDONED)]
+            self.given_up -= len(given_up)
+            staging.free(given_up)
+            slots, verified = slots[current], verified[current]
         self._planner.advance(now_ns)
-        given_up = staging.state[slots] == ABANDONED
-        self._counters.stale += len(current) - len(slots) + int(np.count_nonzero(given_up))
-        if given_up.any():
-            self.given_up -= int(np.count_nonzero(given_up))
-            staging.free(slots[given_up])
-            slots, verified = slots[~given_up], verified[~given_up]
         self.in_flight -= len(slots)
         # Only what somebody waits for is noticed at once; other completions may have lain about.
-        awaited = slots[staging.pins[slots] > 0]
-        self._planner.observe_reads(staging.ahead[awaited], now_ns - staging.issued_ns[awaited])
-        self.prefetching -= int(np.count_nonzero(staging.prefetched[slots]))
-        staging.prefetched[slots] = False
-        staging.state[slots[verified]] = READY
+        pinned = staging.pins[slots] > 0
+        if pinned.any():
+            awaited = slots[pinned]
+            self._planner.observe_reads(staging.ahead[awaited], now_ns - staging.issued_ns[awaited])
+        if self.prefetching:
+            self.prefetching -= int(np.count_nonzero(staging.prefetched[slots]))
+            staging.prefetched[slots] = False
+        staging.state[slots if verified.all() else slots[verified]] = READY
         if self._counters.retried:
             staging.attempts[slots[verified]] = 0
         return slots, verified

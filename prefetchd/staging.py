@@ -45,6 +45,7 @@ class _Gone:
 
 
 NO_CODES: Codes = np.empty(0, np.uint8)
+NO_MASK: Mask = np.empty(0, np.bool_)
 NONE_EVICTED = Evicted(NO_IDS, NO_IDS, NO_CODES)
 
 
@@ -66,10 +67,13 @@ class Staging:
         self.fresh = np.zeros(slots, np.bool_)  # prefetched, and not demanded since
         self.source = np.zeros(slots, np.uint8)
         self.kept = np.zeros(slots, np.bool_)
+        self.keeping = False  # whether any is kept
         self._free = np.arange(slots - 1, -1, -1, dtype=np.int64)  # a stack; lowest slot on top
         self._free_count = slots
         self.reserve = min(_RESERVE_MAX, int(slots * _RESERVE_SHARE))
+        self._spare = 0  # the same for prefetches; none before the first
         self._queue: Slots = np.empty(0, np.int64)  # victims lined up, worst first
+        self._queue_worth: Scores | None = None  # one a victim, if the policy has an opinion
         self._untold: list[_Came | _Gone] = []  # not yet shown to the policy
 
     def evictable(self) -> Mask:
@@ -77,26 +81,25 @@ class Staging:
         allowed: Mask = (self.state == READY) & (self.pins == 0) & ~self.kept
         return allowed
 
-    def lacking(self) -> int:
-        """Free slots that the reserve for demands is short of."""
-        return max(0, self.reserve - self._free_count)
+    def replenish(self) -> tuple[Evicted, Mask]:
+        """Empty the worst slots until what demands and the next prefetches take is free again, and
+        line up the victims after those: now, so that neither a demand nor a hint waits for it.
 
-    def replenish(self) -> Evicted:
-        """Empty the worst slots until the reserve for demands is there again, and choose the
-        victims of what comes next: now, so that neither a demand nor a hint need wait for it."""
-        lacking = self.lacking()
-        if lacking == 0 and self._free_count + len(self._queue) >= _VICTIMS_LOW:
-            return NONE_EVICTED
-        if lacking or len(self._queue) < _VICTIMS_LOW:
+        Returns what went out, and which of it for prefetches.
+        """
+        beyond = self._free_count - self.reserve - self._spare
+        for_demands, lacking = max(0, self.reserve - self._free_count), max(0, -beyond)
+        if for_demands or beyond + len(self._queue) < _VICTIMS_LOW:
             self.tell()
             self._queue = self.eviction.victims(lacking + _VICTIMS_HIGH, self.evictable())
+            self._queue_worth = self.eviction.worth(self._queue)
         if lacking == 0:
-            return NONE_EVICTED
+            return NONE_EVICTED, NO_MASK
         victims = self._victims(lacking, IoClass.PREFETCH)
         evicted = self._evict(victims)
         self._clear(victims)
         self._give_back(victims)
-        return evicted
+        return evicted, np.arange(len(victims)) >= for_demands
 
     def tell(self) -> None:
         """Show the policy what has come and gone since the last time, in that order; whoever
@@ -119,11 +122,14 @@ class Staging:
 
         Takes free slots (a prefetch leaves the reserve), then the victims lined up, then, for a
         demand only, pages held for a predictor. With `confidence` (best first) only pages more
-        likely to be wanted than what would go out for them are placed.
+        likely to be wanted than what goes out for them, now or at the next `replenish`, are placed.
         """
         free = self._free_count
         if io_class == IoClass.PREFETCH:
             free = max(0, free - self.reserve)
+            self._spare = self.reserve
+            if confidence is not None and len(pages) <= free <= _VICTIMS_HIGH:
+                pages = pages[: self._worthwhile(confidence)]
         if len(pages) <= free:
             slots, evicted = self._take_free(len(pages)), NONE_EVICTED
         else:
@@ -137,6 +143,15 @@ class Staging:
         if len(slots):
             self._fill(slots, pages[: len(slots)], io_class, sources)
         return slots, evicted
+
+    def _worthwhile(self, confidence: Scores) -> int:
+        """How many of the first pages are worth more than the next victims."""
+        worth = self._queue_worth
+        if worth is None:
+            return len(confidence)
+        count = min(len(confidence), len(worth))
+        better = confidence[:count] > worth[:count]
+        return len(confidence) if better.all() else int(np.argmin(better))
 
     def _take_free(self, count: int) -> Slots:
         self._free_count -= count
@@ -169,11 +184,14 @@ class Staging:
         good = (self.state[queue] == READY) & (self.pins[queue] == 0) & ~self.kept[queue]
         if good[:count].all():
             victims: Slots = queue[:count]
-            self._queue = self._queue[count:]
+            used = count
         else:
             places = np.flatnonzero(good)[:count]
             victims = queue[places]
-            self._queue = self._queue[places[-1] + 1 if len(places) else len(queue) :]
+            used = int(places[-1]) + 1 if len(places) else len(queue)
+        self._queue = self._queue[used:]
+        if self._queue_worth is not None:
+            self._queue_worth = self._queue_worth[used:]
         if len(victims) < count:
             self.tell()
             allowed = self.evictable()
@@ -196,6 +214,10 @@ class Staging:
         """Empty slots and return them to the free ones. Nobody may own them."""
         self.unmap(slots)
         self._give_back(slots)
+
+    def drop(self, slots: Slots) -> None:
+        """Free those of these slots that are readable and that nobody reads."""
+        self.free(slots[(self.state[slots] == READY) & (self.pins[slots] == 0)])
 
     def _give_back(self, slots: Slots) -> None:
         self.state[slots] = FREE
@@ -229,6 +251,7 @@ class Staging:
     def keep(self, pages: Ids) -> None:
         """Hold these pages (and no others) while they are here, up to half of the slots."""
         self.kept[:] = False
+        self.keeping = len(pages) > 0
         pages = pages[(pages >= 0) & (pages < len(self.slot_of))]
         slots = self.slot_of[pages[: int(self.slots * _KEPT_SHARE_MAX)]]
         self.kept[slots[slots >= 0]] = True

@@ -11,23 +11,28 @@ import time
 from collections.abc import Callable
 
 _TENDED_NS = 20_000_000  # so long after its last turn a caller is expected back
-_STARVED_MAX = 8  # calls too short for any step, after which one is made all the same
-_STEP_NS, _COLLECT_NS = 250_000, 150_000  # time to leave for a step, and for what has arrived
+_STARVED_MAX = 3  # calls too short for the step that is due, after which it is made all the same
 
 
 class Tending:
-    """`wanted`: whether a `step` is; `collect` takes note of what has arrived."""
+    """`due_ns`: about how long the `step` that is wanted takes, 0 if none is; `reading`: whether
+    anything is on its way; `arrival` waits for all of that, or so long (ns); `collect` takes note
+    of what has arrived."""
 
     def __init__(
         self,
         clock: Callable[[], int],
-        wanted: Callable[[], bool],
+        due_ns: Callable[[], int],
         step: Callable[[], None],
+        reading: Callable[[], object],
+        arrival: Callable[[int], None],
         collect: Callable[[], object],
     ) -> None:
         self._clock = clock
-        self._wanted = wanted
+        self._due_ns = due_ns
         self._step = step
+        self._reading = reading
+        self._arrival = arrival
         self._collect = collect
         self._tended_ns = -_TENDED_NS
         self._starved = 0
@@ -35,20 +40,22 @@ class Tending:
     def until(self, until_ns: int) -> None:
         now_ns = self._clock()
         self._tended_ns = max(self._tended_ns, until_ns, now_ns)
-        last_ns = until_ns - min(_STEP_NS, (until_ns - now_ns) // 2)
+        half_ns = (until_ns - now_ns) // 2
         self._starved += 1
-        while self._wanted() and (self._clock() < last_ns or self._starved > _STARVED_MAX):
+        while due_ns := self._due_ns():
+            fits = self._clock() < until_ns - min(due_ns, half_ns)
+            if not fits and self._starved <= _STARVED_MAX:
+                break
             self._starved = 0
             self._step()
-        self._sleep_until(until_ns - _COLLECT_NS)
-        if self._clock() < until_ns:
-            self._collect()
-        self._sleep_until(until_ns)
+        # Taken note of once, when all has come: in parts it costs as much for each.
+        while self._reading() and (left_ns := until_ns - self._clock()) > 0:
+            self._arrival(left_ns)
+            if self._clock() < until_ns:
+                self._collect()
+        left_ns = until_ns - self._clock()
+        if left_ns > 0:
+            time.sleep(left_ns / 1e9)
 
     def lately(self) -> bool:
         return self._clock() < self._tended_ns + _TENDED_NS
-
-    def _sleep_until(self, when_ns: int) -> None:
-        left_ns = when_ns - self._clock()
-        if left_ns > 0:
-            time.sleep(left_ns / 1e9)

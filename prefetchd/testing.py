@@ -54,7 +54,7 @@ def drain(device: StorageDevice, count: int) -> Completions:
     """Reap until `count` completions have come; fails when the device has stopped."""
     parts = [device.reap()]
     while sum(map(len, parts)) < count:
-        device.wait(_PATIENCE_NS)
+        device.wait(_PATIENCE_NS, device.in_flight)
         parts.append(device.reap())
         assert len(parts[-1]) or readable(device, _PATIENCE_NS), "completions are missing"
     done: Completions = np.concatenate(parts)

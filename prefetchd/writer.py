@@ -61,6 +61,11 @@ class Writer:
         self.given_up = 0
 
     @property
+    def busy(self) -> bool:
+        """Whether the device has any write."""
+        return self.in_flight + self.given_up > 0
+
+    @property
     def lost(self) -> bool:
         """Whether no buffer can be had before the device ends what was given up."""
         return self.given_up == len(self._jobs)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -224,7 +224,7 @@ def _one(
         evict=plan.evict,
         depth=settings.depth,
         demand_timeout_s=settings.demand_timeout_s,
-        core=settings.core,
+        core=replace(settings.core, retain=plan.name != "cold"),
     )
     layer_ns = int(settings.layer_us * 1000)
     pace = Pace(layer_ns, settings.hints, settings.warmup_steps, settings.tend)

@@ -48,6 +48,7 @@ from prefetchd.model import (
     Completed,
     Demanded,
     Event,
+    Forgotten,
     Hinted,
     Idle,
     Ids,
@@ -121,6 +122,10 @@ class Core:
             commands = self._hinted(event, now_ns)
         elif isinstance(event, Idle):
             commands = self._idle(now_ns)
+        elif isinstance(event, Forgotten):
+            self._foresight.forget()
+            self._observer.evicted(self.staging.forget(event.pages), by_prefetch=False)
+            commands = []
         else:
             assert_never(event)
         if now_ns >= self._reads.look_ns:

@@ -60,6 +60,8 @@ class Commit:
         self.written = ByteCounts()
         self.draining = False
         """Flush whatever is not flushed, however young."""
+        self.hurried = False
+        """The same, once."""
         self.troubles: list[tuple[str, int]] = []
         """What failed and with which result (-errno, or a short count), for whoever counts it."""
         self._region = region
@@ -134,7 +136,7 @@ class Commit:
         waiting = self._unflushed
         if not waiting:
             return False
-        if self.draining or len(waiting) >= self._limits.blocks:
+        if self.draining or self.hurried or len(waiting) >= self._limits.blocks:
             return True
         if now_ns - waiting[0].written_ns >= self._limits.age_ns:
             return True
@@ -144,6 +146,7 @@ class Commit:
         taken: list[Job] = []
         if self._due(now_ns):
             taken, self._unflushed = self._unflushed, []
+            self.hurried = False
         self._under = _Under(_FLUSH, jobs=taken)
         files = sorted(self._dirty)
         self._dirty.clear()

@@ -102,7 +102,13 @@ class Room:
             if catalog.has_room or not self._evicts:
                 return True
             self.tidy()
-            return not (writer.commit.removing or self._evict())
+            if writer.commit.removing or self._evict():
+                return False
+            if not catalog.busy.any():
+                return True
+            writer.commit.hurried = True  # what is on its way can be evicted once it is there
+            self._move()
+            return False
 
     def _evict(self) -> bool:
         """Whether there is anything to evict; it is then on its way out."""
@@ -118,13 +124,17 @@ class Room:
     def _remove(self, blocks: Ids) -> None:
         if len(blocks) == 0:
             return
-        driver, now_ns = self._driver, self._engine.clock()
+        driver = self._driver
         layers = driver.catalog.superblock.layers
         pages = blocks[:, None] * layers + np.arange(layers)
         self._engine.handle(Forgotten(pages.reshape(-1)))
         driver.writer.commit.remove(blocks)
-        driver.write(now_ns)
-        driver.start(now_ns)
+        self._move()
+
+    def _move(self) -> None:
+        now_ns = self._engine.clock()
+        self._driver.write(now_ns)
+        self._driver.start(now_ns)
 
     def shrink(self) -> None:
         """Evict what a byte cap no longer allows."""

@@ -192,6 +192,7 @@ class World:
 
     def put(self, number: int, durable: bool, ttl_s: int = 0) -> None:
         expires_ns = self.tier.wall_ns + ttl_s * SECOND_NS if ttl_s else NEVER_NS
+        self.tier.room.tidy()
         known = self.tier.catalog.find(key_of(number)) >= 0
         new = not known and not self.tier.writer.under_way(key_of(number))
         put = self.tier.put(number, durable, expires_ns)
@@ -200,7 +201,8 @@ class World:
             self.waiting[put] = number, durable
             self.put_ever.add(number)
             if new:
-                self.expires_ns[number] = expires_ns
+                # A crash may bring back an evicted copy, which has the time it was given.
+                self.expires_ns[number] = max(expires_ns, self.expires_ns.get(number, 0))
 
     def evict(self) -> None:
         self.tier.room.tidy()
@@ -240,6 +242,8 @@ class World:
         """Cut the power; whatever reads the medium then must find all it was promised, and
         nothing wrong. How many blocks were found."""
         image = cast(Any, self.tier.device).crash(seed)
+        self.tier.room.tidy()
+        self.forget()
         risky = {j.key for jobs in self._pipeline() for j in jobs}
         found = {}
         for scan in (False, True):

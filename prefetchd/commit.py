@@ -91,7 +91,8 @@ class Commit:
     @property
     def removing(self) -> int:
         """Extents that will be free once the medium has been told."""
-        return len(self._removing) + len(self._unsaid)
+        under = len(self._under.removals) if self._under is not None else 0
+        return len(self._removing) + len(self._unsaid) + under
 
     @property
     def at_risk(self) -> int:

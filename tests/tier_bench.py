@@ -270,6 +270,7 @@ class World:
     def check_books(tier: Tier) -> None:
         catalog = tier.catalog
         assert catalog.blocks_used == int(np.count_nonzero(catalog._taken))
+        assert catalog.blocks_visible == len(catalog._block_of)
         assert len(set(catalog._free)) == len(catalog._free)
         assert len(catalog._free) == catalog.superblock.blocks - catalog.blocks_used
 

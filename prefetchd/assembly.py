@@ -33,6 +33,7 @@ from prefetchd.recovery import recover
 from prefetchd.room import blocks_under_cap
 from prefetchd.staging import Staging
 from prefetchd.store import Store, StoreError
+from prefetchd.write_hints import hint_lifetime
 from prefetchd.writer import Writer
 
 DeviceFactory = Callable[[Sequence[File], Arena, int], StorageDevice]
@@ -111,6 +112,7 @@ class Parts:
     core: Core
     driver: Driver
     predictor_name: str
+    write_hint: str
     notes: tuple[str, ...]
 
     def close(self, *, clean: bool) -> None:
@@ -156,7 +158,18 @@ def assemble(store: Store, options: Options) -> Parts:
     driver = Driver(device, catalog, staging, Writer(catalog, buffers, staging.nbytes, commit))
     notes = (*notes, *device.notes, *gpu.notes)
     return Parts(
-        store, geometry, staging, scratch, device, gpu, catalog, core, driver, predictor_name, notes
+        store,
+        geometry,
+        staging,
+        scratch,
+        device,
+        gpu,
+        catalog,
+        core,
+        driver,
+        predictor_name,
+        hint_lifetime(store.files, options.ttl_s),
+        notes,
     )
 
 

@@ -19,7 +19,7 @@ class StoreWrites(msgspec.Struct, frozen=True):
 
     `blocks_at_risk`: found, and not yet on the medium: what a crash would take now.
     `written_per_reused`: bytes written per byte demanded and had (None: nothing was demanded).
-    `stopped`: why nothing is written, in words.
+    `stopped`: why nothing is written, in words. `hint`: what the kernel was told of its lifetime.
     """
 
     payload_bytes: int
@@ -35,6 +35,7 @@ class StoreWrites(msgspec.Struct, frozen=True):
     blocks_max: int
     written_per_reused: float | None
     stopped: str
+    hint: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,7 @@ def _store_writes(parts: Parts, puts: Puts) -> StoreWrites:
         blocks_max=parts.catalog.blocks_max,
         written_per_reused=written.total / reused if reused else None,
         stopped=puts.room.stopped,
+        hint=parts.write_hint,
     )
 
 

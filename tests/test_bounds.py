@@ -102,6 +102,17 @@ def test_a_block_whose_read_is_on_the_way_is_not_evicted() -> None:
         assert np.array_equal(ticket.wait().view(0), pages[0, 0])
 
 
+@pytest.mark.parametrize(("ttl_s", "name"), [(None, "long"), (60.0, "short"), (7200.0, "medium")])
+def test_the_kernel_is_told_how_long_blocks_live(
+    ttl_s: float | None, name: str, tmp_path: Path
+) -> None:
+    options = replace(PLAIN, device="threads", ttl_s=ttl_s)
+    with open_plain(tmp_path / "kv", options) as runtime:
+        hint = runtime.stats().store_writes.hint
+        assert hint == f"lifetime {name}" or hint.startswith("none, refused")
+        runtime.put(keys(1), content(1)).wait()
+
+
 def test_blocks_expire_by_the_wall_clock_and_stay_so(tmp_path: Path) -> None:
     pages = content(3)
     options = replace(PLAIN, device="threads", ttl_s=100.0)

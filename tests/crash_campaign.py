@@ -91,7 +91,7 @@ def killed(path: Path, device: str, seed: int) -> set[int]:
     with child:
         assert child.stdout is not None
         assert child.stdout.readline() == "open\n", "the child did not come up"
-        delay_s = float(np.random.default_rng(seed).random()) * 0.1
+        delay_s = float(np.random.default_rng(seed).random()) * 0.3
         timer = threading.Timer(delay_s, child.kill)
         timer.start()
         promised: set[int] = set()

@@ -69,7 +69,7 @@ class Options:
     predictor: str | PredictorFactory = "auto"
     evict: str = "cycle"
     depth: int = 128
-    write_buffers: int = 8
+    write_buffers: int = 16
     demand_timeout_s: float = 10.0
     put_timeout_s: float = 30.0
     flush_after_blocks: int = 64

@@ -135,7 +135,9 @@ class Catalog:
         self._free.append(block)
         self.blocks_used -= 1
 
-    def record(self, block: int, key: bytes, checksums: NDArray[np.uint64], expires: int) -> None:
+    def record(
+        self, block: int, key: bytes, seed: int, checksums: NDArray[np.uint64], expires: int
+    ) -> None:
         """What will be said of a reserved block. It is not found yet, and not on the medium."""
         row = self.table[block : block + 1]
         row["kind"] = 0
@@ -144,7 +146,7 @@ class Catalog:
         row["key"] = np.void(key)
         row["namespace"] = np.void(self.binding.namespace)
         row["checksums"] = checksums
-        self._seeds[block] = self.binding.seed(key)
+        self._seeds[block] = seed
 
     def publish(self, block: int) -> None:
         """From here on the block is found by its key, and its pages can be read."""

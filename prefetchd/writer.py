@@ -96,13 +96,14 @@ class Writer:
         shape, catalog = self.catalog.superblock, self.catalog
         block = catalog.reserve()
         seed = catalog.binding.seed(key)
-        checksums = np.array(
-            [page_checksum(page, seed, layer) for layer, page in enumerate(pages)], np.uint64
-        )
-        catalog.record(block, key, checksums, expires_ns)
         buffer = self._buffers[number]
         payload = buffer[shape.header_bytes :].reshape(shape.layers, shape.slot_bytes)
-        payload[:, : shape.page_bytes] = pages
+        exact = payload[:, : shape.page_bytes]
+        checksums = []
+        for layer, page in enumerate(pages):  # hashed while it is still in the processor's cache
+            exact[layer] = page
+            checksums.append(page_checksum(exact[layer], seed, layer))
+        catalog.record(block, key, seed, np.array(checksums, np.uint64), expires_ns)
         if shape.page_bytes < shape.slot_bytes:
             payload[:, shape.page_bytes :] = 0
         job = Job(block, key, [waiter])

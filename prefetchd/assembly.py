@@ -16,7 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefetchd import registry
+from prefetchd.admission import ADMISSIONS
 from prefetchd.catalog import Catalog
+from prefetchd.commit import Commit
 from prefetchd.core import Core, CoreLimits
 from prefetchd.device import Arena, DeviceError, File, StorageDevice
 from prefetchd.driver import SLOTS_MAX, Driver
@@ -24,10 +26,14 @@ from prefetchd.eviction import EVICTIONS
 from prefetchd.format import Superblock
 from prefetchd.gpu import GpuDevice
 from prefetchd.model import Geometry, Mask
+from prefetchd.pipeline import FlushLimits
 from prefetchd.planner import Planner, PlannerLimits
 from prefetchd.predictor import Predictor
+from prefetchd.recovery import recover
+from prefetchd.room import blocks_under_cap
 from prefetchd.staging import Staging
 from prefetchd.store import Store, StoreError
+from prefetchd.write_hints import hint_lifetime
 from prefetchd.writer import Writer
 
 DeviceFactory = Callable[[Sequence[File], Arena, int], StorageDevice]
@@ -45,7 +51,15 @@ class Options:
     `staging_bytes` None: a quarter of the store. `depth`: operations in flight on the device.
     `write_buffers`: blocks on their way to the store at once. `demand_timeout_s`: after it a
     demand is answered with what is there, the rest as missing. `put_timeout_s`: after it a block
-    that the device does not write is given up. Raises ValueError for numbers that make no sense.
+    that the device does not write is given up.
+
+    `flush_after_blocks`, `flush_after_s`: what a crash may take of what was put "fast".
+    `cap_bytes`: the store uses no more of its files than that. `floor_bytes`: when less is free on
+    a file system, nothing is written. `ttl_s`: after it a block is found no more. `admission`:
+    "all", or "second-touch": only what is put for the second time is written. `evict_blocks`: a
+    full store forgets what was not used for longest; if not, it refuses new blocks. `scan`: read
+    all headers when opening, whatever the journal says. Raises ValueError for numbers that make no
+    sense.
     """
 
     namespace: str = "default"
@@ -55,21 +69,33 @@ class Options:
     predictor: str | PredictorFactory = "auto"
     evict: str = "cycle"
     depth: int = 128
-    write_buffers: int = 4
+    write_buffers: int = 16
     demand_timeout_s: float = 10.0
     put_timeout_s: float = 30.0
+    flush_after_blocks: int = 64
+    flush_after_s: float = 1.0
+    cap_bytes: int | None = None
+    floor_bytes: int = 0
+    ttl_s: float | None = None
+    admission: str = "all"
+    evict_blocks: bool = True
+    scan: bool = False
     core: CoreLimits = field(default_factory=CoreLimits)
     planner: PlannerLimits = field(default_factory=PlannerLimits)
 
     def __post_init__(self) -> None:
-        for name in ("depth", "write_buffers", "staging_bytes"):
+        for name in ("depth", "write_buffers", "staging_bytes", "flush_after_blocks", "cap_bytes"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"option {name} is {value}; it must be at least 1")
-        for name in ("demand_timeout_s", "put_timeout_s"):
+        for name in ("demand_timeout_s", "put_timeout_s", "flush_after_s", "floor_bytes"):
             value = getattr(self, name)
             if not 0 <= value < math.inf:
-                raise ValueError(f"option {name} is {value}; it must be a number of seconds, 0 up")
+                raise ValueError(f"option {name} is {value}; it must be a number, 0 or above")
+        if self.ttl_s is not None and not self.ttl_s > 0:
+            raise ValueError(f"option ttl_s is {self.ttl_s}; it must be above 0, or None")
+        if self.admission not in ADMISSIONS:
+            raise ValueError(f"option admission is {self.admission!r}; there are {ADMISSIONS}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +112,7 @@ class Parts:
     core: Core
     driver: Driver
     predictor_name: str
+    write_hint: str
     notes: tuple[str, ...]
 
     def close(self, *, clean: bool) -> None:
@@ -94,7 +121,8 @@ class Parts:
         try:
             if clean:
                 drain(self.device)
-                self.store.mark_clean(self.device, self.scratch)
+                journal = self.driver.writer.commit.journal
+                self.store.mark_clean(self.device, self.scratch, journal)
         finally:
             self.device.close()
             self.store.release()
@@ -114,7 +142,10 @@ def assemble(store: Store, options: Options) -> Parts:
         store.release()
         raise
     try:
-        catalog = store.load(device, scratch, options.namespace, visible)
+        catalog, journal = recover(
+            store, device, scratch, options.namespace, visible, scan=options.scan
+        )
+        catalog.blocks_max = blocks_under_cap(shape, options.cap_bytes)
         gpu = _open_gpu(options, staging)
     except BaseException:
         device.close()
@@ -122,10 +153,23 @@ def assemble(store: Store, options: Options) -> Parts:
         raise
     end = options.write_buffers * shape.extent_bytes
     buffers = scratch[:end].reshape(options.write_buffers, -1)
-    driver = Driver(device, catalog, staging, Writer(catalog, buffers, staging.nbytes))
+    limits = FlushLimits(options.flush_after_blocks, int(options.flush_after_s * 1e9))
+    commit = Commit(catalog, journal, scratch[end:], staging.nbytes + end, limits)
+    driver = Driver(device, catalog, staging, Writer(catalog, buffers, staging.nbytes, commit))
     notes = (*notes, *device.notes, *gpu.notes)
     return Parts(
-        store, geometry, staging, scratch, device, gpu, catalog, core, driver, predictor_name, notes
+        store,
+        geometry,
+        staging,
+        scratch,
+        device,
+        gpu,
+        catalog,
+        core,
+        driver,
+        predictor_name,
+        hint_lifetime(store.files, options.ttl_s),
+        notes,
     )
 
 
@@ -144,9 +188,10 @@ def _slots(shape: Superblock, geometry: Geometry, staging_bytes: int | None) -> 
 def _memory(
     shape: Superblock, slots: int, write_buffers: int
 ) -> tuple[Arena, NDArray[np.uint8], Arena]:
-    """One arena: staging in front, write buffers (also scratch for opening) behind it."""
+    """One arena: staging in front, behind it write buffers and what commits write (before there
+    are any: scratch for opening)."""
     staging_bytes = slots * shape.slot_bytes
-    scratch_bytes = max(write_buffers * shape.extent_bytes, shape.superblock_bytes)
+    scratch_bytes = write_buffers * shape.extent_bytes + Commit.region_bytes(shape.header_bytes)
     arena = aligned_arena(staging_bytes + scratch_bytes, shape.alignment_bytes)
     staging = arena[:staging_bytes].reshape(slots, shape.slot_bytes)
     return arena, staging, arena[staging_bytes:]

@@ -1,18 +1,22 @@
 """Which block lies where, and what its pages must hash to.
 
-Decides allocation and visibility: a reserved extent is nobody's until it is published, and then
-every reader finds it. Reads and writes nothing itself.
+Decides allocation, visibility, expiry and who goes first: a reserved extent is nobody's until it
+is published, and then every reader finds it; a removed one is nobody's until that, too, is on the
+medium. Reads and writes nothing itself, and reads no clock.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 import numpy as np
 from numpy.typing import NDArray
 
-from prefetchd.format import Binding, Header, Superblock, page_checksum
+from prefetchd.format import Binding, Superblock, page_checksum
 from prefetchd.model import NO_IDS, Ids, Mask, Slots
+from prefetchd.policy import oldest
+from prefetchd.records import NEVER_NS, PUBLISH, Records, record_dtype
 
 
 class StoreFullError(Exception):
@@ -22,77 +26,65 @@ class StoreFullError(Exception):
 class Catalog:
     """Blocks of one namespace in one store; extents of other namespaces are only occupied.
 
-    `visible`, one a block, is kept up to date for whoever else looks at it.
+    `visible`, one a block, is kept up to date for whoever else looks at it. `table`: the last
+    record of each block, one row a block, as it is (or is about to be) on the medium.
     """
 
     def __init__(self, superblock: Superblock, binding: Binding, visible: Mask) -> None:
+        blocks = superblock.blocks
         self.superblock = superblock
         self.binding = binding
+        self.table: Records = np.zeros(blocks, record_dtype(superblock.layers))
+        self.busy = np.zeros(blocks, np.bool_)
+        """Blocks on their way to the medium: not to be removed yet."""
+        self.blocks_max = blocks
+        """How many extents may be in use; less than all under a byte cap."""
+        self.next_expiry_ns = NEVER_NS
+        """When `expired` is worth asking."""
         self._block_of: dict[bytes, int] = {}
         self._visible = visible
-        self._taken = np.zeros(superblock.blocks, np.bool_)
-        self._free = list(range(superblock.blocks - 1, -1, -1))  # a stack; may name taken ones
-        self._sequences = np.zeros(superblock.blocks, np.uint64)
-        self._seeds = np.zeros(superblock.blocks, np.uint64)
-        self._checksums = np.zeros((superblock.blocks, superblock.layers), np.uint64)
-        self.sequence = 0
+        self._taken = np.zeros(blocks, np.bool_)
+        self._free = list(range(blocks - 1, -1, -1))  # a stack; may name taken ones
+        self._seeds = np.zeros(blocks, np.uint64)
+        self._checksums = self.table["checksums"]
+        self._used = np.zeros(blocks, np.int64)
+        self._clock = 0
+        self.blocks_used = 0
+        self.sequence = superblock.epoch << 40
 
     @property
     def blocks_visible(self) -> int:
         return int(np.count_nonzero(self._visible))
 
-    def load(self, block: int, header: Header) -> None:
-        """Take over an extent found on the medium; of two with one key the newer one is kept."""
-        self.sequence = max(self.sequence, header.sequence)
-        self._taken[block] = True
-        if header.namespace != self.binding.namespace:
-            return
-        other = self.find(header.key)
-        if other >= 0 and self._sequences[other] >= header.sequence:
-            self._taken[block] = False
-            return
-        if other >= 0:
-            self._taken[other] = self._visible[other] = False
-            self._free.append(other)
-        self.publish(block, header)
+    def next_sequence(self) -> int:
+        self.sequence += 1
+        return self.sequence
 
-    def occupy(self, block: int) -> None:
-        """What an extent holds cannot be told: nobody finds it, and nobody writes over it."""
-        self._taken[block] = True
+    # --- what is there ---
 
-    def reserve(self) -> int:
-        """A free extent for one block. Raises StoreFullError."""
-        while self._free:
-            block = self._free.pop()
-            if not self._taken[block]:
-                self._taken[block] = True
-                return block
-        raise StoreFullError(f"all {self.superblock.blocks} blocks of the store are in use")
-
-    def give_back(self, block: int) -> None:
-        """A reserved extent was not needed, or its write failed: no trace is left."""
-        self._taken[block] = False
-        self._free.append(block)
-
-    def publish(self, block: int, header: Header) -> None:
-        """From here on the block is found by its key, and its pages can be read."""
-        self._block_of[header.key] = block
-        self._seeds[block] = self.binding.seed(header.key)
-        self._checksums[block] = header.checksums
-        self._sequences[block] = header.sequence
-        self._visible[block] = True
+    def adopt(self, table: Records, occupied: Mask) -> None:
+        """Take over what was found on the medium: one record a block (kind 0: none), no key of one
+        namespace twice. `occupied`: extents of which nothing can be told."""
+        self.table[:] = table
+        held = table["kind"] == PUBLISH
+        self._taken[:] = held | occupied
+        self.blocks_used = int(np.count_nonzero(self._taken))
+        self._free = np.flatnonzero(~self._taken)[::-1].tolist()
+        mine = held & ~occupied & (table["namespace"] == np.void(self.binding.namespace))
+        blocks = np.flatnonzero(mine)
+        # Nobody remembers who used them; those written first go first.
+        self._used[blocks] = table["sequence"][blocks].astype(np.int64) - (1 << 62)
+        self._seeds[blocks] = self.binding.seeds(table["key"][blocks])
+        self._block_of = dict(zip(table["key"][blocks].tolist(), blocks.tolist(), strict=True))
+        self._visible[:] = mine
+        self.next_expiry_ns = int(table["expires_ns"][blocks].min(initial=NEVER_NS))
 
     def find(self, key: bytes) -> int:
         return self._block_of.get(key, -1)
 
     def prefix(self, keys: Sequence[bytes]) -> Ids:
         """Block indices of the longest known prefix of `keys`."""
-        found: list[int] = []
-        for key in keys:
-            block = self._block_of.get(key)
-            if block is None:
-                break
-            found.append(block)
+        found = list(takewhile(lambda block: block >= 0, map(self.find, keys)))
         return np.array(found, np.int64) if found else NO_IDS
 
     def known(self, pages: Ids) -> Mask:
@@ -110,15 +102,115 @@ class Catalog:
             return False
         return bool(self._visible[blocks].all())
 
-    def offsets(self, pages: Ids) -> NDArray[np.int64]:
-        """Where pages begin in the file, bytes."""
+    def touch(self, blocks: Ids) -> None:
+        """These are in use now, in prefix order: of those touched together the last goes first."""
+        self._clock += len(blocks)
+        self._used[blocks] = np.arange(self._clock, self._clock - len(blocks), -1)
+
+    # --- allocation ---
+
+    @property
+    def has_room(self) -> bool:
+        """Whether `reserve` would give an extent."""
+        return self.blocks_used < self.blocks_max
+
+    @property
+    def may_expire(self) -> bool:
+        return self.next_expiry_ns < NEVER_NS
+
+    def reserve(self) -> int:
+        """A free extent for one block. Raises StoreFullError."""
+        while self._free and self.has_room:
+            block = self._free.pop()
+            if not self._taken[block]:
+                self._taken[block] = True
+                self.busy[block] = True
+                self.blocks_used += 1
+                return block
+        raise StoreFullError(f"all {self.blocks_max} blocks of the store are in use")
+
+    def give_back(self, block: int) -> None:
+        """The medium says nothing of this extent (any more): it may be written over."""
+        self._taken[block] = self.busy[block] = False
+        self._free.append(block)
+        self.blocks_used -= 1
+
+    def record(
+        self, block: int, key: bytes, seed: int, checksums: NDArray[np.uint64], expires: int
+    ) -> None:
+        """What will be said of a reserved block. It is not found yet, and not on the medium."""
+        row = self.table[block : block + 1]
+        row["kind"] = 0
+        row["block"] = block
+        row["expires_ns"] = expires
+        row["key"] = np.void(key)
+        row["namespace"] = np.void(self.binding.namespace)
+        row["checksums"] = checksums
+        self._seeds[block] = seed
+
+    def publish(self, block: int) -> None:
+        """From here on the block is found by its key, and its pages can be read."""
+        row = self.table[block]
+        self._block_of[row["key"].tobytes()] = block
+        self._visible[block] = True
+        self.next_expiry_ns = min(self.next_expiry_ns, int(row["expires_ns"]))
+        self._clock += 1
+        self._used[block] = self._clock
+
+    # --- removal ---
+
+    def expired(self, wall_ns: int) -> Ids:
+        """Blocks whose time is over. Found once: from here on nobody finds them."""
+        mine = self._visible & (self.table["expires_ns"] > wall_ns)
+        over: Ids = np.flatnonzero(self._visible & ~mine)
+        self.hide(over)
+        self.next_expiry_ns = int(self.table["expires_ns"][mine].min(initial=NEVER_NS))
+        return over
+
+    def victims(self, count: int, held: Mask) -> Ids:
+        """Up to `count` blocks that have not been used for longest, `held` and busy ones left out.
+        They are still found."""
+        allowed = self._visible & ~held & ~self.busy
+        return oldest(np.flatnonzero(allowed), self._used, count)
+
+    def hide(self, blocks: Ids) -> None:
+        """Nobody finds these blocks from here on; their extents stay taken."""
+        self._visible[blocks] = False
+        for block in blocks.tolist():
+            key = self.table["key"][block].tobytes()
+            if self._block_of.get(key) == block:
+                del self._block_of[key]
+
+    def say(self, blocks: Ids, kind: int) -> Records:
+        """New records of these blocks, of this kind and with the next sequence numbers."""
+        first = self.sequence + 1
+        self.sequence += len(blocks)
+        self.table["kind"][blocks] = kind
+        self.table["block"][blocks] = blocks
+        self.table["sequence"][blocks] = np.arange(first, first + len(blocks), dtype=np.uint64)
+        return self.table[blocks]
+
+    def live(self) -> Records:
+        """What a snapshot must say: every block that the medium holds."""
+        records: Records = self.table[self.table["kind"] == PUBLISH]
+        return records
+
+    # --- pages ---
+
+    def locate(self, pages: Ids) -> tuple[NDArray[np.int64] | int, NDArray[np.int64]]:
+        """Where pages begin: the index of their file (0 for all if there is one), and bytes."""
         shape = self.superblock
         blocks = pages // shape.layers
         # Pages of a block lie in layer order, so only the block's own share is added per block.
         start = shape.superblock_bytes + shape.header_bytes
-        between = shape.extent_bytes - shape.layers * shape.slot_bytes
-        offsets: NDArray[np.int64] = pages * shape.slot_bytes + (blocks * between + start)
-        return offsets
+        offsets: NDArray[np.int64]
+        if shape.stripes == 1:
+            between = shape.extent_bytes - shape.layers * shape.slot_bytes
+            offsets = pages * shape.slot_bytes + (blocks * between + start)
+            return 0, offsets
+        layers = pages - blocks * shape.layers
+        offsets = shape.extent_offsets(blocks) + (layers * shape.slot_bytes + shape.header_bytes)
+        return shape.files(blocks), offsets
 
     def verify(self, pages: Ids, staging: NDArray[np.uint8], slots: Slots) -> Mask:
         """Which slots of `staging` (slots, slot_bytes) hold the pages they should.

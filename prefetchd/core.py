@@ -48,6 +48,7 @@ from prefetchd.model import (
     Completed,
     Demanded,
     Event,
+    Forgotten,
     Hinted,
     Idle,
     Ids,
@@ -76,9 +77,9 @@ class Core:
         self.limits = limits
         guarded = Guarded(predictor)
         self._observer = Observer(staging, guarded, planner)
-        self._demands = Demands(staging, limits.tickets_max)
-        self._foresight = Foresight(staging, guarded, planner, self._observer, limits.candidates)
-        self._reads = Reads(staging, planner, self._observer.counters, limits.read_timeout_ns)
+        self.demands = Demands(staging, limits.tickets_max)
+        self.foresight = Foresight(staging, guarded, planner, self._observer, limits.candidates)
+        self.reads = Reads(staging, planner, self._observer.counters, limits.read_timeout_ns)
 
     @property
     def counters(self) -> Counters:
@@ -87,26 +88,12 @@ class Core:
     @property
     def reading(self) -> int:
         """Reads in flight that are waited for."""
-        return self._reads.in_flight
-
-    @property
-    def given_up(self) -> int:
-        """Reads that took too long; their slots are the device's until it ends them."""
-        return self._reads.given_up
+        return self.reads.in_flight
 
     @property
     def unanswered(self) -> int:
         """Demands that still wait."""
-        return len(self._demands.waiting)
-
-    @property
-    def learning_due(self) -> bool:
-        """Whether the next `Idle` will do more than make room."""
-        return self._foresight.learning_due
-
-    @property
-    def open_tickets(self) -> int:
-        return len(self._demands)
+        return len(self.demands.waiting)
 
     def handle(self, event: Event, now_ns: int) -> list[Command]:
         """Take note of what happened; return what is to be done, in this order.
@@ -115,7 +102,7 @@ class Core:
         many open tickets); the state is then unchanged. Raises PredictorError for a predictor at
         fault; there is no going on then.
         """
-        self._foresight.fresh = False
+        self.foresight.fresh = False
         if isinstance(event, Demanded):
             return self._demanded(event, now_ns)
         if isinstance(event, Completed):
@@ -126,9 +113,13 @@ class Core:
             commands = self._hinted(event, now_ns)
         elif isinstance(event, Idle):
             commands = self._idle(now_ns)
+        elif isinstance(event, Forgotten):
+            self.foresight.forget()
+            self._observer.evicted(self.staging.forget(event.pages), by_prefetch=False)
+            commands = []
         else:
             assert_never(event)
-        if now_ns >= self._reads.look_ns:
+        if now_ns >= self.reads.look_ns:
             commands += self._sweep(now_ns)
         return commands
 
@@ -136,7 +127,7 @@ class Core:
 
     def _demanded(self, event: Demanded, now_ns: int) -> list[Command]:
         staging, pages = self.staging, event.pages
-        demand = self._demands.open(event, staging.slot_of[pages].astype(np.int64), now_ns)
+        demand = self.demands.open(event, staging.slot_of[pages].astype(np.int64), now_ns)
         here = demand.slots >= 0
         held = demand.slots if here.all() else demand.slots[here]
         reading = staging.state[held] == READING
@@ -150,15 +141,15 @@ class Core:
             self._observer.prefetches_used(held[fresh], late=reading[fresh])
         commands: list[Command] = []
         if len(held) == len(pages) and not any_reading:
-            commands.append(self._demands.answer(demand))
+            commands.append(self.demands.answer(demand))
         else:
-            self._demands.waiting[event.ticket] = demand
-            self._reads.look_ns = min(self._reads.look_ns, event.deadline_ns)
+            self.demands.waiting[event.ticket] = demand
+            self.reads.look_ns = min(self.reads.look_ns, event.deadline_ns)
             commands += self._missed(demand, ~here, now_ns)
         self._observer.demanded(
             demand.slots, Access(pages, demand.outcomes, event.request, event.scores, now_ns)
         )
-        wanted = self._foresight.demanded(now_ns, missed=len(held) < len(pages))
+        wanted = self.foresight.demanded(now_ns, missed=len(held) < len(pages))
         if wanted or self._observer.crowded:
             commands.append(PlanSoon())
         return commands
@@ -169,8 +160,8 @@ class Core:
         demand.outcomes[absent] = Outcome.MISS
         demand.slots[absent] = UNPLACED
         self._observer.missed(demand.pages[absent])
-        if self._demands.lacking():
-            self._demands.step_back(demand)
+        if self.demands.lacking():
+            self.demands.step_back(demand)
             return []
         return self._place(demand, now_ns)
 
@@ -190,7 +181,7 @@ class Core:
         demand.slots[unplaced[: len(slots)]] = slots
         self.staging.pins[slots] += 1
         self.counters.demand_reads += len(slots)
-        return [self._reads.begin(pages[: len(slots)], slots, IoClass.DEMAND, now_ns)]
+        return [self.reads.begin(pages[: len(slots)], slots, IoClass.DEMAND, now_ns)]
 
     def _take_slots(self, pages: Ids, io_class: IoClass, plan: Plan | None = None) -> Slots:
         """Slots for a prefix of absent pages; whatever goes out for them is accounted for."""
@@ -202,16 +193,16 @@ class Core:
         return slots
 
     def _released(self, event: Released, now_ns: int) -> list[Command]:
-        held, answer = self._demands.close(event.ticket)
+        held, answer = self.demands.close(event.ticket)
         if not self.limits.retain:
             self.staging.drop(held)
         commands: list[Command] = [] if answer is None else [answer]
-        return commands + self._serve(now_ns) if self._demands.waiting else commands
+        return commands + self._serve(now_ns) if self.demands.waiting else commands
 
     # --- completions ---
 
     def _completed(self, event: Completed, now_ns: int) -> list[Command]:
-        slots, verified = self._reads.end(event, now_ns)
+        slots, verified = self.reads.end(event, now_ns)
         commands = [] if verified.all() else self._failed(slots[~verified], now_ns)
         return commands + self._serve(now_ns) + self._issue(now_ns)
 
@@ -227,11 +218,11 @@ class Core:
         if len(retried) == 0:
             return []
         self.counters.retried += len(retried)
-        return [self._reads.begin(staging.page_of[retried], retried, IoClass.DEMAND, now_ns)]
+        return [self.reads.begin(staging.page_of[retried], retried, IoClass.DEMAND, now_ns)]
 
     def _lose(self, slots: Slots) -> None:
         """The pages of these slots cannot be had: their waiters get none, their pins go."""
-        self._demands.lose(slots)
+        self.demands.lose(slots)
         self.staging.pins[slots] = 0
         unused = slots[self.staging.fresh[slots]]
         self._observer.prefetches_wasted(self.staging.page_of[unused], self.staging.source[unused])
@@ -239,34 +230,34 @@ class Core:
     def _serve(self, now_ns: int) -> list[Command]:
         """Find room for demands still without, answer those that are complete."""
         commands: list[Command] = []
-        while (demand := self._demands.lacking()) is not None:
+        while (demand := self.demands.lacking()) is not None:
             commands += self._place(demand, now_ns)
             if demand.lacking:
                 break  # a younger one must not hold what this one waits for
-        return [*commands, *self._demands.complete(now_ns)]
+        return [*commands, *self.demands.complete(now_ns)]
 
     def _sweep(self, now_ns: int) -> list[Command]:
         """Abandon reads and answer demands whose time is over."""
         commands: list[Command] = []
-        over = self._reads.overdue(now_ns)
+        over = self.reads.overdue(now_ns)
         if len(over):
             self._lose(over)
-            commands = [self._reads.give_up(over), *self._serve(now_ns)]
-        answers = self._demands.expire(now_ns)
+            commands = [self.reads.give_up(over), *self._serve(now_ns)]
+        answers = self.demands.expire(now_ns)
         self.counters.expired += sum(int(np.count_nonzero(a.slots < 0)) for a in answers)
         commands += answers
-        if answers and self._demands.waiting:
+        if answers and self.demands.waiting:
             commands += self._serve(now_ns)
         soon_ns = now_ns + self.limits.read_timeout_ns // 4
-        self._reads.look_ns = self._demands.next_deadline_ns(soon_ns)
+        self.reads.look_ns = self.demands.next_deadline_ns(soon_ns)
         return commands
 
     # --- prediction ---
 
     def _hinted(self, event: Hinted, now_ns: int) -> list[Command]:
         """Guess and read first; what can be learned from earlier demands waits for `Idle`."""
-        self._foresight.hinted(event.hint, now_ns)
-        self._foresight.plan(now_ns)
+        self.foresight.hinted(event.hint, now_ns)
+        self.foresight.plan(now_ns)
         return [*self._issue(now_ns), PlanSoon()]
 
     def _idle(self, now_ns: int) -> list[Command]:
@@ -276,12 +267,12 @@ class Core:
         waits for what can be learned.
         """
         commands: list[Command] = []
-        if not self._foresight.hint_driven:
-            if self._foresight.learn():
+        if not self.foresight.hint_driven:
+            if self.foresight.learn():
                 return [PlanSoon()]
-            self._foresight.plan(now_ns)
+            self.foresight.plan(now_ns)
             commands = self._issue(now_ns)
-        elif self._foresight.learn():
+        elif self.foresight.learn():
             commands = [PlanSoon()]
         evicted, for_prefetches = self.staging.replenish()
         self._observer.evicted(evicted, by_prefetch=for_prefetches)
@@ -289,12 +280,12 @@ class Core:
 
     def _issue(self, now_ns: int) -> list[Command]:
         """Start what the plan still holds, unless a demand waits, as far as the depth allows."""
-        if self._demands.waiting:
+        if self.demands.waiting:
             return []
-        plan = self._foresight.take(self.limits.prefetch_depth - self._reads.prefetching)
+        plan = self.foresight.take(self.limits.prefetch_depth - self.reads.prefetching)
         slots = self._take_slots(plan.pages, IoClass.PREFETCH, plan)
         if len(slots) == 0:
             return []
-        self._reads.prefetching += len(slots)
+        self.reads.prefetching += len(slots)
         self.counters.prefetch_reads += len(slots)
-        return [self._reads.begin(plan.pages[: len(slots)], slots, IoClass.PREFETCH, now_ns)]
+        return [self.reads.begin(plan.pages[: len(slots)], slots, IoClass.PREFETCH, now_ns)]

@@ -18,7 +18,8 @@ from prefetchd.catalog import Catalog
 from prefetchd.device import DONE, OP, Arena, Completions, Ops, StorageDevice
 from prefetchd.hostinfo import errno_name
 from prefetchd.model import Cancel, Completed, Ids, IoClass, Mask, Read, Slots
-from prefetchd.writer import WRITE_TAG, Writer, Written
+from prefetchd.pipeline import WRITE_TAG
+from prefetchd.writer import Writer, Written
 
 log = logging.getLogger("prefetchd")
 
@@ -71,7 +72,6 @@ class Driver:
         self.writer = writer
         self.depth = DepthMeter()
         self.bytes_read = 0
-        self.bytes_written = 0
         self.failures: Counter[str] = Counter()
         self._waiting: list[list[Ops]] = [[] for _ in IoClass]
         self._cancelled: Completions = np.empty(0, DONE)  # before the device had them
@@ -99,7 +99,7 @@ class Driver:
             ops["length"] *= self._run[slots]
         generations = self._generation[slots].view(np.uint64) & _GENERATION_MASK
         ops["tag"] |= generations << _SLOT_BITS
-        ops["offset"] = self.catalog.offsets(pages)
+        ops["file"], ops["offset"] = self.catalog.locate(pages)
         self._waiting[command.io_class].append(ops)
 
     def _joined(self, pages: Ids, slots: Slots, follows: Mask) -> tuple[Ids, Slots]:
@@ -111,9 +111,9 @@ class Driver:
         self._run[slots[first]] = np.diff(first, append=len(pages))
         return pages[first], slots[first]
 
-    def write(self, ops: Ops) -> None:
-        self.bytes_written += int(ops["length"].sum())
-        self._waiting[IoClass.WRITE_BACK].append(ops)
+    def write(self, now_ns: int) -> None:
+        """Queue what the writer has to do now; `start` hands it to the device."""
+        self._waiting[IoClass.WRITE_BACK] += self.writer.take(now_ns)
 
     def cancel(self, command: Cancel) -> None:
         """End reads early: at once if they are still queued here, else as far as the device can;
@@ -152,9 +152,9 @@ class Driver:
             return None, []
         self.depth.note(self.device.in_flight, now_ns)
         reads, written = completions, list[Written]()
-        if self.writer.busy:
+        if not self.writer.idle:
             writing = (completions["tag"] & WRITE_TAG) != 0
-            reads, written = completions[~writing], self._carry_on(completions[writing])
+            reads, written = completions[~writing], self._carry_on(completions[writing], now_ns)
         return (self._raw_reads(reads) if len(reads) else None), written
 
     def _raw_reads(self, completions: Completions) -> RawReads:
@@ -202,19 +202,19 @@ class Driver:
             where = self.device.files[0].path
             log.warning("%s: %s; what it was for is a miss, the rest goes on", where, kind)
 
-    def _carry_on(self, completions: Completions) -> list[Written]:
+    def _carry_on(self, completions: Completions, now_ns: int) -> list[Written]:
         ended: list[Written] = []
         for tag, result in zip(
             completions["tag"].tolist(), completions["result"].tolist(), strict=True
         ):
-            step = self.writer.completed(tag, result)
-            if isinstance(step, Written):
-                ended.append(step)
-                if step.block < 0:
-                    reason = errno_name(result) if result < 0 else "short write"
-                    self._failed(f"write: {reason}")
-            else:
-                self.write(step)
+            ended += self.writer.completed(tag, result, now_ns)
+        commit = self.writer.commit
+        failed = [("write", end.result) for end in ended if end.block < 0]
+        for what, result in failed + commit.troubles:
+            reason = errno_name(result) if result < 0 else "short write"
+            self._failed(f"{what}: {reason}")
+        commit.troubles.clear()
+        self.write(now_ns)
         return ended
 
     @property

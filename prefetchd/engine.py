@@ -161,7 +161,7 @@ class Engine:
                     break
                 if not poller.poll(left_ns / 1e6):
                     self.handle(Idle())
-                    self._give_up_writes()
+                    self.look_after_writes()
                 self._front_wake.silence()
         finally:
             with self.lock:
@@ -171,10 +171,7 @@ class Engine:
         return done()
 
     def release(self, number: int) -> None:
-        """A reader is done with a ticket: noted at once, acted on by whoever drives next.
-
-        Raises EngineError when stopped.
-        """
+        """A reader is done with a ticket: noted now, acted on by whoever drives next. See `check`."""
         self.check()
         self._released.append(number)
         if self.core.unanswered:
@@ -240,19 +237,22 @@ class Engine:
             self._plan_wanted = False
             self._look_ns = self.clock() + _LOOK_NS
             self.handle(Idle())
-            self._give_up_writes()
+            self.look_after_writes()
 
-    def _give_up_writes(self) -> None:
-        """Settle the puts whose blocks the device does not write."""
-        if self.driver.writer.in_flight == 0:
+    def look_after_writes(self) -> None:
+        """Settle the puts that the device does not write; flush what has waited for long enough."""
+        if self.driver.writer.idle:
             return
         with self.lock:
-            for end in self.driver.writer.expire(self.clock()):
+            now_ns = self.clock()
+            for end in self.driver.writer.expire(now_ns):
                 self._on_written(end)
+            self.driver.write(now_ns)
+            self.driver.start(now_ns)
 
     def _wanted(self) -> bool:
         core = self.core
-        open_ended = core.reading or core.unanswered or self.driver.writer.in_flight
+        open_ended = core.reading or core.unanswered or not self.driver.writer.idle
         overdue = open_ended and self.clock() >= self._look_ns
         return bool(self._plan_wanted or overdue or (self._released and core.unanswered))
 
@@ -260,7 +260,7 @@ class Engine:
         """About how long the next step takes; 0 if none is wanted."""
         if not self._wanted():
             return 0
-        return _LEARNING_NS if self.core.learning_due else _STEP_NS
+        return _LEARNING_NS if self.core.foresight.learning_due else _STEP_NS
 
     def give_way(self) -> None:
         """Let callers who are in a hurry have the lock first, but not for ever."""

@@ -94,6 +94,10 @@ class Foresight:
         self._plan = self._planner.plan(guess, self._staging.slot_of, now_ns)
         self.fresh = True
 
+    def forget(self) -> None:
+        """Pages of the plan may be gone from the store: plan anew."""
+        self._plan = NO_PLAN
+
     def take(self, room: int) -> Plan:
         """Up to `room` pages of the plan, best first, all absent; the rest stays planned."""
         if len(self._plan.pages) == 0 or room <= 0:

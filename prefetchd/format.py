@@ -1,41 +1,32 @@
-"""What a store's bytes mean: the superblock of a file, the header of an extent, page checksums.
+"""What a store's bytes mean: superblocks, records, where things lie, page checksums.
 
-Decides encoding and validation only; pure functions over bytes. Reads and writes nothing.
+Decides encoding, placement and validation only; pure functions over bytes. Reads and writes
+nothing.
 
-File:    superblock | extent 0 | extent 1 | ...            (each padded to the alignment)
+File:    superblock, twice | extent 0 | extent 1 | ... | (file 0 only) the journal's two areas
 Extent:  header | page of layer 0 | page of layer 1 | ...  (pages padded to `slot_bytes`)
 
-A header names its key, namespace, layout and page checksums and ends in a checksum of its own: a
-torn or foreign header is no header. A page's checksum is xxh3-64 of its exact bytes, seeded with
-the key, namespace, layout fingerprint, page length and layer, so that right bytes in the wrong
-place do not verify.
+The header of an extent is the last record (`prefetchd.records`) of its block, and the journal a
+sequence of such records. Block b lies on file b % stripes.
+
+A page's checksum is xxh3-64 of its exact bytes, seeded with the key, namespace, layout fingerprint,
+page length and layer, so that right bytes in the wrong place do not verify.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-FORMAT_VERSION = 1
+from prefetchd.records import Words, mixed, multipliers, record_dtype
+
+FORMAT_VERSION = 2
 _MAGIC = b"prefetchd"
-_HEADER = np.dtype(
-    [
-        ("magic", "S8"),
-        ("version", "<u4"),
-        ("layers", "<u4"),
-        ("page_bytes", "<u8"),
-        ("key", "V16"),
-        ("namespace", "V16"),
-        ("fingerprint", "V16"),
-        ("sequence", "<u8"),
-        ("expires_ns", "<u8"),
-    ]
-)
-_HEADER_MAGIC = b"pfextent"
 _MASK64 = 2**64 - 1
 
 
@@ -44,7 +35,12 @@ class FormatError(Exception):
 
 
 class Superblock(msgspec.Struct, frozen=True):
-    """What the whole file was made for. `layers` pages a block, `blocks` extents in the file."""
+    """What a file was made for: `layers` pages a block, `blocks` in the whole store, of which
+    this file, number `stripe` of `stripes`, holds its share.
+
+    `epoch` rises with every writing; `paths` (in the first file) names the folders of all;
+    `journal` (if `clean`): the generation, pages and records that were in use at the close.
+    """
 
     version: int
     layers: int
@@ -55,25 +51,73 @@ class Superblock(msgspec.Struct, frozen=True):
     fingerprint: bytes
     store_id: bytes
     clean: bool
+    epoch: int = 0
+    stripe: int = 0
+    stripes: int = 1
+    paths: tuple[str, ...] = ()
+    journal: tuple[int, int, int] = (0, 0, 0)
+
+    @property
+    def record_bytes(self) -> int:
+        return record_dtype(self.layers).itemsize
 
     @property
     def header_bytes(self) -> int:
-        return align_up(_HEADER.itemsize + 8 * self.layers + 8, self.alignment_bytes)
+        return align_up(self.record_bytes, self.alignment_bytes)
 
     @property
     def extent_bytes(self) -> int:
         return self.header_bytes + self.layers * self.slot_bytes
 
     @property
-    def superblock_bytes(self) -> int:
+    def copy_bytes(self) -> int:
+        """Of one superblock; a file begins with two, written in turn, so one is always whole."""
         return max(4096, self.alignment_bytes)
 
     @property
-    def file_bytes(self) -> int:
-        return self.superblock_bytes + self.blocks * self.extent_bytes
+    def superblock_bytes(self) -> int:
+        return 2 * self.copy_bytes
 
-    def extent_offset(self, block: int) -> int:
-        return self.superblock_bytes + block * self.extent_bytes
+    @property
+    def records_per_page(self) -> int:
+        return max(1, self.alignment_bytes // self.record_bytes)
+
+    @property
+    def journal_pages(self) -> int:
+        """Of one area, beside its head: twice what all blocks need, since every commit begins a
+        page of its own."""
+        return 2 * -(-self.blocks // self.records_per_page) + 64
+
+    @property
+    def area_bytes(self) -> int:
+        return self.alignment_bytes + self.journal_pages * self.header_bytes
+
+    @property
+    def extents(self) -> int:
+        """How many this file has."""
+        return (self.blocks - self.stripe + self.stripes - 1) // self.stripes
+
+    @property
+    def journal_offset(self) -> int:
+        return self.superblock_bytes + self.extents * self.extent_bytes
+
+    @property
+    def file_bytes(self) -> int:
+        return self.journal_offset + (2 * self.area_bytes if self.stripe == 0 else 0)
+
+    def of_stripe(self, stripe: int) -> Superblock:
+        paths = self.paths if stripe == 0 else ()
+        return msgspec.structs.replace(self, stripe=stripe, paths=paths)
+
+    def files(self, blocks: NDArray[np.int64]) -> NDArray[np.int64]:
+        return blocks % self.stripes
+
+    def extent_offsets(self, blocks: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Where the extents of these blocks begin in their files, bytes."""
+        offsets: NDArray[np.int64] = (
+            self.superblock_bytes + blocks // self.stripes * self.extent_bytes
+        )
+        return offsets
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,44 +128,52 @@ class Binding:
     fingerprint: bytes
     page_bytes: int
 
+    def seeds(self, keys: NDArray[Any]) -> Words:
+        """The checksum seeds of layer 0 of blocks with these keys (dtype V16); layer n adds n."""
+        text = self.namespace + self.fingerprint + self.page_bytes.to_bytes(8, "little")
+        salt = np.uint64(xxhash.xxh3_64_intdigest(text))
+        words = np.ascontiguousarray(keys).view("<u4").reshape(len(keys), 4)
+        return mixed(words.astype(np.uint64) @ multipliers(4) + salt)
+
     def seed(self, key: bytes) -> int:
-        """The checksum seed of a block's layer 0; layer n adds n."""
-        text = key + self.namespace + self.fingerprint + self.page_bytes.to_bytes(8, "little")
-        return xxhash.xxh3_64_intdigest(text)
-
-
-@dataclass(frozen=True, slots=True)
-class Header:
-    key: bytes
-    namespace: bytes
-    sequence: int
-    checksums: NDArray[np.uint64]  # one a layer
+        return int(self.seeds(np.frombuffer(key, "V16"))[0])
 
 
 def align_up(size: int, alignment: int) -> int:
     return -(-size // alignment) * alignment
 
 
-def namespace_id(name: str) -> bytes:
-    return xxhash.xxh3_128_digest(name.encode())
+def namespace_id(namespace: str) -> bytes:
+    return xxhash.xxh3_128_digest(b"prefetchd namespace" + namespace.encode())
 
 
 def page_checksum(page: NDArray[np.uint8], seed: int, layer: int) -> int:
-    """xxh3-64 of a page's exact bytes (no padding), under its block's seed."""
+    """xxh3-64 of a page's exact bytes, bound to its block by `seed` and to its layer."""
     return xxhash.xxh3_64_intdigest(page.data, (seed + layer) & _MASK64)
 
 
+# --- superblocks ---
+
+
 def encode_superblock(superblock: Superblock) -> NDArray[np.uint8]:
+    """One copy, `copy_bytes` long; it belongs at `superblock_place`. Raises FormatError."""
     body = msgspec.msgpack.encode(superblock)
     text = _MAGIC + len(body).to_bytes(4, "little") + body
     text += xxhash.xxh3_64_digest(text)
-    block = np.zeros(superblock.superblock_bytes, np.uint8)
+    block = np.zeros(superblock.copy_bytes, np.uint8)
+    if len(text) > len(block):
+        raise FormatError("the names of its folders are too long; use shorter paths")
     block[: len(text)] = np.frombuffer(text, np.uint8)
     return block
 
 
+def superblock_place(superblock: Superblock) -> int:
+    """Where in the file the copy of this epoch lies: never where the last one does."""
+    return superblock.epoch % 2 * superblock.copy_bytes
+
+
 def decode_superblock(block: NDArray[np.uint8]) -> Superblock:
-    """Raises FormatError for foreign, damaged or newer bytes."""
+    """One copy. Raises FormatError for foreign, damaged or newer bytes."""
     text = block.tobytes()
     start = len(_MAGIC) + 4
     if not text.startswith(_MAGIC):
@@ -135,45 +187,21 @@ def decode_superblock(block: NDArray[np.uint8]) -> Superblock:
     return msgspec.msgpack.decode(text[start:end], type=Superblock)
 
 
-def encode_header(header: Header, superblock: Superblock) -> NDArray[np.uint8]:
-    """The header page of an extent, `header_bytes` long."""
-    block = np.zeros(superblock.header_bytes, np.uint8)
-    fields = block[: _HEADER.itemsize].view(_HEADER)
-    fields["magic"] = _HEADER_MAGIC
-    fields["version"] = FORMAT_VERSION
-    fields["layers"] = superblock.layers
-    fields["page_bytes"] = superblock.page_bytes
-    fields["sequence"] = header.sequence
-    for name, value in (
-        ("key", header.key),
-        ("namespace", header.namespace),
-        ("fingerprint", superblock.fingerprint),
-    ):
-        fields[name] = np.void(value)
-    end = _HEADER.itemsize + 8 * superblock.layers
-    block[_HEADER.itemsize : end] = header.checksums.astype("<u8").view(np.uint8)
-    block[end : end + 8] = _digest(block[:end])
-    return block
-
-
-def decode_header(block: NDArray[np.uint8], superblock: Superblock) -> Header | None:
-    """None unless the bytes are an intact header of this store's layout."""
-    fields = block[: _HEADER.itemsize].view(_HEADER)[0]
-    end = _HEADER.itemsize + 8 * superblock.layers
-    if bytes(fields["magic"]) != _HEADER_MAGIC or fields["version"] != FORMAT_VERSION:
-        return None
-    if (block[end : end + 8] != _digest(block[:end])).any():
-        return None
-    if (int(fields["layers"]), int(fields["page_bytes"]), fields["fingerprint"].tobytes()) != (
-        superblock.layers,
-        superblock.page_bytes,
-        superblock.fingerprint,
-    ):
-        return None
-    checksums = block[_HEADER.itemsize : end].view("<u8").astype(np.uint64)
-    key, namespace = fields["key"].tobytes(), fields["namespace"].tobytes()
-    return Header(key, namespace, int(fields["sequence"]), checksums)
-
-
-def _digest(block: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    return np.frombuffer(xxhash.xxh3_64_digest(block.data), np.uint8)
+def newest_superblock(front: NDArray[np.uint8]) -> Superblock:
+    """Of the copies at the front of a file the newest whole one. Raises FormatError if none is."""
+    found: list[Superblock] = []
+    first: FormatError | None = None
+    for place in [0, *(4096 << power for power in range(5))]:
+        try:
+            copy = decode_superblock(front[place:])
+        except FormatError as error:
+            first = first or error
+        else:
+            if superblock_place(copy) == place:
+                found.append(copy)
+            else:
+                first = first or FormatError("its superblock is damaged (in the wrong place)")
+    if not found:
+        assert first is not None
+        raise first
+    return max(found, key=lambda copy: copy.epoch)

@@ -181,7 +181,15 @@ class Idle:
     """Nothing urgent is waiting: time to learn a little, to plan, to look at deadlines."""
 
 
-Event = Demanded | Released | Hinted | Completed | Idle
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """These pages are in the store no more, and nobody reads them or waits for them: whatever is
+    staged or planned of them goes, before other bytes take their place."""
+
+    pages: Ids
+
+
+Event = Demanded | Released | Hinted | Completed | Idle | Forgotten
 
 
 # --- commands: what is to be done ---

@@ -1,21 +1,31 @@
 """Puts: blocks on their way to the store, from the caller's memory to the end of their ticket.
 
-Decides what a put waits for and what its failures are called. Writing is the writer's, visibility
-the catalog's, and the thread that carries it on the engine's.
+Decides what a put waits for and what its failures are called. Writing is the writer's, flushing the
+commit's, visibility the catalog's, and the thread that carries it on the engine's.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
+from prefetchd.admission import Admission
+from prefetchd.assembly import Options, Parts
 from prefetchd.catalog import StoreFullError
 from prefetchd.driver import Driver
 from prefetchd.engine import Engine
 from prefetchd.hostinfo import errno_name
+from prefetchd.model import Mask
+from prefetchd.pipeline import Waiter
+from prefetchd.records import NEVER_NS
+from prefetchd.room import Room
 from prefetchd.tickets import PutTicket
 from prefetchd.writer import Written
 
+DURABILITIES = ("durable", "fast")
 _BUSY = "all write buffers are busy; the device ends no write"
 _LOST = (
     "all write buffers are held by writes that the device never ended; see the kernel log, and "
@@ -23,43 +33,92 @@ _LOST = (
 )
 
 
-class Puts:
-    """`room_timeout_ns`: the longest wait for a write buffer; `write_timeout_ns`: after it a block
-    that is being written is given up."""
+@dataclass(frozen=True, slots=True)
+class PutLimits:
+    """`room_timeout_ns`: the longest wait for a write buffer or an extent; `write_timeout_ns`:
+    after it a block that is being written is given up; `ttl_s`: of blocks put without one."""
 
+    room_timeout_ns: int
+    write_timeout_ns: int
+    ttl_s: float | None = None
+
+
+def puts_of(engine: Engine, parts: Parts, options: Options, held: Callable[[], Mask]) -> Puts:
+    """The puts of a runtime, with the bounds that its options give. `held`: see `Room`."""
+    room = Room(
+        engine,
+        parts.driver,
+        held,
+        parts.store.directories,
+        options.floor_bytes,
+        evict=options.evict_blocks,
+    )
+    admission = Admission(options.admission, max(1024, parts.geometry.blocks))
+    limits = PutLimits(
+        int(options.demand_timeout_s * 1e9), int(options.put_timeout_s * 1e9), options.ttl_s
+    )
+    return Puts(engine, parts.driver, room, admission, limits)
+
+
+class Puts:
     def __init__(
-        self, engine: Engine, driver: Driver, room_timeout_ns: int, write_timeout_ns: int
+        self, engine: Engine, driver: Driver, room: Room, admission: Admission, limits: PutLimits
     ) -> None:
         self._engine = engine
         self._driver = driver
-        self._room_timeout_ns = room_timeout_ns
-        self._write_timeout_ns = write_timeout_ns
+        self.room = room
+        self.admission = admission
+        self._room_timeout_ns = limits.room_timeout_ns
+        self._write_timeout_ns = limits.write_timeout_ns
+        self._ttl_s = limits.ttl_s
         self._open: dict[int, PutTicket] = {}
         self._numbers = 0
 
-    def put(self, names: list[bytes], pages: NDArray[np.generic]) -> PutTicket:
-        """Raises ValueError for a wrong shape, EngineError when stopped."""
+    def put(
+        self, names: list[bytes], pages: NDArray[np.generic], durability: str, ttl_s: float | None
+    ) -> PutTicket:
+        """Raises ValueError for a wrong shape, level or time, EngineError when stopped."""
+        if durability not in DURABILITIES:
+            raise ValueError(f"durability is one of {DURABILITIES}, not {durability!r}")
         rows = self._as_pages(pages, len(names))
+        expires_ns = self._expiry(self._ttl_s if ttl_s is None else ttl_s)
         engine, writer = self._engine, self._driver.writer
         with engine.lock:
             engine.check()
+            self.room.tidy()
             self._numbers += 1
             number = self._numbers
             ticket = PutTicket(engine, len(names))
             if names:
                 self._open[number] = ticket
         for position, key in enumerate(names):
-            deadline_ns = engine.clock() + self._room_timeout_ns
-            engine.wait(lambda: not writer.full or writer.lost, deadline_ns)
+            with engine.lock:
+                waiter = self._waiter(number, position, durability)
+                if self._answered(waiter, key) or self._refused(waiter, key):
+                    continue
+            engine.wait(self.room.ready, engine.clock() + self._room_timeout_ns)
             with engine.lock:
                 engine.check()
+                waiter = self._waiter(number, position, durability)
+                if self._answered(waiter, key):
+                    continue  # somebody else put it meanwhile
                 if not writer.full:
-                    self._put_block(number, position, key, rows[position])
+                    self._put_block(waiter, key, rows[position], expires_ns)
                 else:
-                    why = _LOST if writer.lost else _BUSY
-                    self._settle(number, position, -1, f"block {position} was not stored: {why}")
+                    self._fail(waiter, _LOST if writer.lost else _BUSY)
         engine.wake()
         return ticket
+
+    def _waiter(self, number: int, position: int, durability: str) -> Waiter:
+        deadline_ns = self._engine.clock() + self._write_timeout_ns
+        return Waiter(number, position, durability == "durable", deadline_ns)
+
+    def _expiry(self, ttl_s: float | None) -> int:
+        if ttl_s is None:
+            return NEVER_NS
+        if not ttl_s > 0:
+            raise ValueError(f"a time to live of {ttl_s} s; give a number of seconds above 0")
+        return min(NEVER_NS, self.room.wall_ns() + int(min(ttl_s, 1e9) * 1e9))
 
     def _as_pages(self, pages: NDArray[np.generic], count: int) -> NDArray[np.uint8]:
         store = self._driver.catalog.superblock
@@ -72,20 +131,43 @@ class Puts:
             )
         return flat.reshape(shape)
 
-    def _put_block(self, number: int, position: int, key: bytes, rows: NDArray[np.uint8]) -> None:
-        driver, clock = self._driver, self._engine.clock
+    def _answered(self, waiter: Waiter, key: bytes) -> bool:
+        """Whether the block is there, or on its way, so that nothing need be written."""
+        driver = self._driver
+        if driver.writer.under_way(key) and driver.writer.join(key, waiter):
+            self._move()
+            return True
         known = driver.catalog.find(key)
-        if known >= 0:
-            self._settle(number, position, known)
-            return
+        if known < 0:
+            return False
+        driver.catalog.touch(np.array([known]))
+        self._settle(waiter.put, waiter.position, known)
+        return True
+
+    def _refused(self, waiter: Waiter, key: bytes) -> bool:
+        if not self.room.writable():
+            self._fail(waiter, self.room.stopped)
+            return True
+        if self.admission.admits(key):
+            return False
+        self._open[waiter.put].refused.append(waiter.position)
+        self._settle(waiter.put, waiter.position, -1)
+        return True
+
+    def _put_block(
+        self, waiter: Waiter, key: bytes, rows: NDArray[np.uint8], expires_ns: int
+    ) -> None:
         try:
-            deadline_ns = clock() + self._write_timeout_ns
-            ops = driver.writer.stage(number, position, key, rows, deadline_ns)
+            self._driver.writer.stage(waiter, key, rows, expires_ns)
         except StoreFullError as error:
-            self._settle(number, position, -1, str(error))
+            self._fail(waiter, str(error))
             return
-        driver.write(ops)
-        driver.start(clock())
+        self._move()
+
+    def _move(self) -> None:
+        now_ns = self._engine.clock()
+        self._driver.write(now_ns)
+        self._driver.start(now_ns)
 
     def written(self, written: Written) -> None:
         """Called by the engine, under its lock."""
@@ -96,6 +178,10 @@ class Puts:
             reason = errno_name(written.result) if written.result < 0 else "short write"
             failure = f"block {written.position} was not stored: {reason}"
         self._settle(written.put, written.position, written.block, failure)
+
+    def _fail(self, waiter: Waiter, why: str) -> None:
+        words = f"block {waiter.position} was not stored: {why}"
+        self._settle(waiter.put, waiter.position, -1, words)
 
     def _settle(self, put: int, position: int, block: int, failure: str = "") -> None:
         ticket = self._open[put]

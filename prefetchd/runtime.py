@@ -17,13 +17,14 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from prefetchd import store
+from prefetchd import store, store_making
 from prefetchd.assembly import Options, Parts, assemble
 from prefetchd.engine import Engine
+from prefetchd.holds import Holds
 from prefetchd.hostinfo import Medium
 from prefetchd.layout import Layout
 from prefetchd.model import Demanded, Hint, Hinted, Ids, Ready, Scores
-from prefetchd.puts import Puts
+from prefetchd.puts import puts_of
 from prefetchd.stats import Stats, take_stats
 from prefetchd.tickets import PutTicket, Ticket
 from prefetchd.writer import Written
@@ -56,19 +57,27 @@ class Runtime:
         self._tickets: dict[int, Ticket] = {}
         self._numbers = 0
         self._timeout_ns = int(options.demand_timeout_s * 1e9)
-        self._seen = np.zeros(self.geometry.pages, np.int32)
-        self._order = np.arange(self.slots, dtype=np.int32)
         self.engine = Engine(parts.core, parts.driver, self._on_ready, self._on_written)
-        put_timeout_ns = int(options.put_timeout_s * 1e9)
-        self._puts = Puts(self.engine, parts.driver, self._timeout_ns, put_timeout_ns)
+        self._holds = Holds(parts.core.staging, self.geometry, self._tickets)
+        self._puts = puts_of(self.engine, parts, options, self._holds.blocks)
+        self.room = self._puts.room
         self._closed = False
+        self.room.shrink()
 
     # --- what an engine asks ---
 
     def lookup(self, keys: Keys) -> Ids:
-        """Block indices (int64) of the longest known prefix of `keys` (16 bytes each)."""
+        """Block indices (int64) of the longest known prefix of `keys` (16 bytes each).
+
+        They are these keys' until they have not been used for so long that they are evicted, or
+        until they expire; asking for them again is safe at any time.
+        """
+        names = _as_keys(keys)
         with self.engine.lock:
-            return self._parts.catalog.prefix(_as_keys(keys))
+            self.room.tidy()
+            blocks = self._parts.catalog.prefix(names)
+            self._parts.catalog.touch(blocks)
+            return blocks
 
     def pages(self, blocks: Ids, layer: int) -> Ids:
         """Page ids (int64) of one layer of these blocks."""
@@ -110,27 +119,13 @@ class Runtime:
         return ticket
 
     def _open_ticket(self, pages: Ids) -> Ticket:
-        self._check_demand(pages)
+        self.room.tidy()
+        self._holds.check_demand(pages, self._parts.catalog)
+        self._parts.catalog.touch(pages // self.geometry.layers)
         self._numbers += 1
         ticket = Ticket(self.engine, self._parts.gpu, self._staged, self._numbers, pages)
         self._tickets[ticket.number] = ticket
         return ticket
-
-    def _check_demand(self, pages: Ids) -> None:
-        if pages.ndim != 1:
-            raise ValueError(f"pages are a 1-d array of ids, got shape {pages.shape}")
-        if len(pages) > self.slots:
-            raise ValueError(
-                f"{len(pages)} pages demanded at once, staging holds {self.slots}; "
-                "raise staging_bytes or ask for fewer pages"
-            )
-        if not self._parts.catalog.all_known(pages):
-            bad = pages[~self._parts.catalog.known(pages)][0]
-            raise ValueError(f"page {bad} belongs to no block of this store; use lookup() first")
-        order = self._order[: len(pages)]
-        self._seen[pages] = order
-        if (self._seen[pages] != order).any():
-            raise ValueError("a page is demanded twice in one batch; make the ids distinct")
 
     def hint(self, hint: Hint) -> None:
         """Say ahead of time what will be needed: PageHint, ChainHint or DoneHint.
@@ -147,14 +142,29 @@ class Runtime:
         """
         self.engine.tend(self.engine.clock() + int(seconds * 1e9))
 
-    def put(self, keys: Keys, pages: NDArray[np.generic]) -> PutTicket:
+    def put(
+        self,
+        keys: Keys,
+        pages: NDArray[np.generic],
+        *,
+        durability: str = "durable",
+        ttl_s: float | None = None,
+    ) -> PutTicket:
         """Store blocks: `pages` of shape (blocks, layers, page_bytes) in bytes of any dtype.
 
-        The caller's memory is free on return. Writing goes on behind; a key is found once its
-        block is on the device (not yet: flushed). Known keys are not written again. Waits while
-        all write buffers are busy. Raises ValueError for a wrong shape.
+        The caller's memory is free on return; writing goes on behind. A block is found, and its
+        part of the ticket done, when `durability` is reached:
+
+        * "durable": the block and the records that name it are on the medium; no crash takes it.
+        * "fast": its bytes have been written, not flushed. A crash takes what was put since the
+          last flush: at most `Options.flush_after_blocks` blocks, put in the last
+          `Options.flush_after_s` seconds, and what was put while that flush was under way.
+
+        Known keys are not written again. `ttl_s`: seconds after which the block is found no more
+        (default: `Options.ttl_s`). Waits while all write buffers are busy, and while blocks are
+        evicted to make room. Raises ValueError for a wrong shape, level or time.
         """
-        return self._puts.put(_as_keys(keys), pages)
+        return self._puts.put(_as_keys(keys), pages, durability, ttl_s)
 
     def _on_ready(self, ready: Ready) -> None:
         """Called by the engine, under its lock."""
@@ -181,7 +191,7 @@ class Runtime:
     def stats(self) -> Stats:
         """A consistent picture of the counters."""
         with self.engine.lock:
-            return take_stats(self._parts, self.engine)
+            return take_stats(self._parts, self.engine, self._puts)
 
     def close(self) -> None:
         """Finish the writes, mark the store clean, let go of everything. Harmless when repeated.
@@ -196,8 +206,12 @@ class Runtime:
         clean = False
         try:
             deadline_ns = self.engine.clock() + _CLOSE_TIMEOUT_NS
-            ended = self.engine.wait(lambda: writer.in_flight == 0, deadline_ns)
-            clean = ended and writer.given_up == 0
+            writer.commit.draining = True
+            self.engine.look_after_writes()
+            self.engine.wait(
+                lambda: writer.idle or (writer.given_up > 0 and writer.in_flight == 0), deadline_ns
+            )
+            clean = writer.idle
         finally:
             self.engine.stop()
             self._parts.close(clean=clean)
@@ -244,9 +258,13 @@ def open_runtime(
     *,
     blocks: int | None = None,
     fill: bool = True,
+    paths: Sequence[str | Path] = (),
     options: Options | None = None,
 ) -> Runtime:
     """Open the store at `path`, creating it for `blocks` blocks of `layout` if there is none.
+
+    `paths`: further folders for a store that is to be made, best on other drives; its blocks are
+    dealt out among them. A store that is there knows its own.
 
     `path` None keeps everything in this process's memory (device `memory`): for tests and tries.
     Raises StoreError, DeviceError, GpuError, RegistryError, each saying what to do.
@@ -261,7 +279,7 @@ def open_runtime(
         return Runtime(assemble(opened, options), options)
     directory = Path(path)
     if not store.exists(directory) and layout is not None and blocks is not None:
-        store.create(directory, layout, blocks, fill=fill)
+        store_making.create(directory, layout, blocks, fill=fill, paths=[Path(p) for p in paths])
     parts = assemble(store.open_store(directory, layout), options)
     if blocks not in (None, parts.geometry.blocks):
         note = (

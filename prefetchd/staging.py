@@ -210,6 +210,16 @@ class Staging:
         better = confidence[: len(victims)] > worth
         return victims if better.all() else victims[: int(np.argmin(better))]
 
+    def forget(self, pages: Ids) -> Evicted:
+        """Empty the slots of pages that nobody reads, waits for or has on the way."""
+        slots = self.slot_of[pages].astype(np.int64)
+        slots = slots[slots >= 0]
+        assert (self.state[slots] == READY).all() and not self.pins[slots].any()  # noqa: PT018
+        evicted = self._evict(slots)
+        self._clear(slots)
+        self._give_back(slots)
+        return evicted
+
     def free(self, slots: Slots) -> None:
         """Empty slots and return them to the free ones. Nobody may own them."""
         self.unmap(slots)

@@ -4,12 +4,38 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from prefetchd.assembly import Parts
 from prefetchd.engine import Engine
 from prefetchd.model import Outcome, Verdict
+from prefetchd.puts import Puts
+
+
+class StoreWrites(msgspec.Struct, frozen=True):
+    """What was written, and what became of blocks; `msgspec.json.encode` takes it.
+
+    `blocks_at_risk`: found, and not yet on the medium: what a crash would take now.
+    `written_per_reused`: bytes written per byte demanded and had (None: nothing was demanded).
+    `stopped`: why nothing is written, in words. `hint`: what the kernel was told of its lifetime.
+    """
+
+    payload_bytes: int
+    header_bytes: int
+    journal_bytes: int
+    flushes: int
+    blocks_admitted: int
+    blocks_refused: int
+    blocks_evicted: int
+    blocks_expired: int
+    blocks_at_risk: int
+    blocks_used: int
+    blocks_max: int
+    written_per_reused: float | None
+    stopped: str
+    hint: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +65,7 @@ class Stats:
     pages_read: int
     bytes_read: int
     bytes_written: int
+    store_writes: StoreWrites
     achieved_depth: float
     prefetch_budget: int
     base_latency_us: float
@@ -46,7 +73,30 @@ class Stats:
     decision_ns: NDArray[np.int64]
 
 
-def take_stats(parts: Parts, engine: Engine) -> Stats:
+def _store_writes(parts: Parts, puts: Puts) -> StoreWrites:
+    writer, counters = parts.driver.writer, parts.core.counters
+    written = writer.commit.written
+    had = int(counters.outcomes.sum()) - counters.failed - counters.expired
+    reused = max(0, had) * parts.store.superblock.page_bytes
+    return StoreWrites(
+        payload_bytes=written.payload,
+        header_bytes=written.header,
+        journal_bytes=written.journal,
+        flushes=written.flushes,
+        blocks_admitted=writer.admitted,
+        blocks_refused=puts.admission.refused,
+        blocks_evicted=puts.room.evicted,
+        blocks_expired=puts.room.expired,
+        blocks_at_risk=writer.commit.at_risk,
+        blocks_used=parts.catalog.blocks_used,
+        blocks_max=parts.catalog.blocks_max,
+        written_per_reused=written.total / reused if reused else None,
+        stopped=puts.room.stopped,
+        hint=parts.write_hint,
+    )
+
+
+def take_stats(parts: Parts, engine: Engine, puts: Puts) -> Stats:
     """The caller holds the engine's lock."""
     core, driver = parts.core, parts.driver
     counters, staging = core.counters, core.staging
@@ -79,7 +129,8 @@ def take_stats(parts: Parts, engine: Engine) -> Stats:
         writes_given_up=driver.writer.given_up,
         pages_read=counters.demand_reads + counters.prefetch_reads,
         bytes_read=driver.bytes_read,
-        bytes_written=driver.bytes_written,
+        bytes_written=driver.writer.commit.written.total,
+        store_writes=_store_writes(parts, puts),
         achieved_depth=driver.depth.mean,
         prefetch_budget=core.planner.budget(),
         base_latency_us=base_ns / 1e3,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -44,6 +44,12 @@ def _described(pid: str) -> str:
         return f"{pid} ({psutil.Process(int(pid)).name()})"
     except (ValueError, psutil.Error):
         return pid or "unknown"
+
+
+def close_all(descriptors: Sequence[int]) -> None:
+    for fd in descriptors:
+        if fd >= 0:
+            os.close(fd)
 
 
 @contextlib.contextmanager

@@ -188,13 +188,18 @@ class Ticket(_Awaitable):
 
 
 class PutTicket(_Awaitable):
-    """A put of several blocks. After `wait`, `blocks` (int64) has -1 for each that failed."""
+    """A put of several blocks. After `wait`, `blocks` (int64) has -1 for each that is not stored.
+
+    `failures`: for each that failed, why. `refused`: positions of those that admission did not
+    let in, which is no failure.
+    """
 
     def __init__(self, engine: Engine, count: int) -> None:
         super().__init__(engine)
         self._blocks = np.full(count, -1, np.int64)
         self._left = count
         self.failures: list[str] = []
+        self.refused: list[int] = []
 
     @property
     def done(self) -> bool:

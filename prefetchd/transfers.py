@@ -22,7 +22,11 @@ Results = NDArray[np.int64]
 
 
 def operations(
-    device: StorageDevice, rows: NDArray[np.uint8], kind: int, offsets: NDArray[np.int64]
+    device: StorageDevice,
+    rows: NDArray[np.uint8],
+    kind: int,
+    offsets: NDArray[np.int64],
+    files: NDArray[np.int64] | int = 0,
 ) -> Ops:
     """One operation per row of `rows`, a view into the device's arena."""
     ops = np.zeros(len(rows), OP)
@@ -31,6 +35,7 @@ def operations(
     ops["offset"] = offsets
     ops["memory"] = start + np.arange(len(rows)) * rows.shape[1]
     ops["length"] = rows.shape[1]
+    ops["file"] = files
     ops["kind"] = kind
     return ops
 

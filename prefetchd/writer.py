@@ -1,30 +1,31 @@
-"""Puts in flight: payload first, then the header that makes it findable, then the catalog.
+"""Puts in flight: payloads on their way to their extents, and who waits for them.
 
-Decides the order of a block's writes and when its key becomes visible. Copies pages into its own
-buffers, so that the caller's memory is free at once; moves no bytes to the device itself.
+Decides when a key becomes visible and what its puts are told. Copies pages into its own buffers, so
+that the caller's memory is free at once; flushing and the records that make a block last are the
+commit's. Moves no bytes to the device itself.
 """
 
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from prefetchd.catalog import Catalog
+from prefetchd.commit import Commit
 from prefetchd.device import OP, WRITE, Ops
-from prefetchd.format import Header, encode_header, page_checksum
-
-WRITE_TAG = np.uint64(1 << 63)
-"""Set in the tag of every write; the low bits are the buffer's number."""
+from prefetchd.format import page_checksum
+from prefetchd.pipeline import COMMIT_BIT, WRITE_TAG, Job, Waiter
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
     """The end of one block's put: its place in the caller's batch, and its block or -1.
 
-    `late`: the end of one that was given up before, and was told so.
+    `late`: nobody waits for it any more, since its put was told that it failed.
     """
 
     put: int
@@ -34,116 +35,160 @@ class Written:
     late: bool = False
 
 
-@dataclass(slots=True)
-class _Job:
-    put: int
-    position: int
-    block: int
-    header: Header
-    deadline_ns: int
-    header_written: bool = False
-    given_up: bool = False
-
-
 class Writer:
     """`buffers` rows of the device's arena, one extent each, beginning at byte `start`.
 
     A write that does not end in time is given up, yet its buffer and its block stay the device's
-    until it does end. `in_flight`: blocks that are waited for; `given_up`: the others.
+    until it does end. `in_flight`: blocks that are waited for; `given_up`: those that no longer
+    are.
     """
 
-    def __init__(self, catalog: Catalog, buffers: NDArray[np.uint8], start: int) -> None:
+    def __init__(
+        self, catalog: Catalog, buffers: NDArray[np.uint8], start: int, commit: Commit
+    ) -> None:
         self.catalog = catalog
+        self.commit = commit
         self._buffers = buffers
         self._start = start
-        self._jobs: list[_Job | None] = [None] * len(buffers)
+        self._writing: list[Job | None] = [None] * len(buffers)
+        self._jobs: dict[int, Job] = {}  # by block
+        self._job_of: dict[bytes, Job] = {}  # by key; of two, the one that is not given up
+        self._outgoing: list[Ops] = []
+        self.admitted = 0
         self.in_flight = 0
         self.given_up = 0
 
     @property
-    def busy(self) -> bool:
-        """Whether the device has any write."""
-        return self.in_flight + self.given_up > 0
+    def idle(self) -> bool:
+        """Whether all that was put is on the medium, or has failed."""
+        return not self._jobs and self.commit.idle
 
     @property
     def lost(self) -> bool:
         """Whether no buffer can be had before the device ends what was given up."""
-        return self.given_up == len(self._jobs)
+        return all(job is not None and job.given_up for job in self._writing)
 
     @property
     def full(self) -> bool:
-        return None not in self._jobs
+        return None not in self._writing
 
-    def stage(
-        self, put: int, position: int, key: bytes, pages: NDArray[np.uint8], deadline_ns: int
-    ) -> Ops:
-        """Copy one block, `pages` (layers, page_bytes), into a free buffer; its payload's write.
+    def under_way(self, key: bytes) -> bool:
+        """Whether a block with this key is on its way to the medium."""
+        job = self._job_of.get(key)
+        return job is not None and not job.given_up
 
-        The caller checks `full`. Raises StoreFullError; the key is then simply not there.
+    def join(self, key: bytes, waiter: Waiter) -> bool:
+        """Wait for a block that is already on its way; False if there is nothing to wait for."""
+        job = self._job_of[key]
+        if job.visible and not waiter.durable:
+            return False
+        self.in_flight += not job.waiters
+        job.waiters.append(waiter)
+        return True
+
+    def stage(self, waiter: Waiter, key: bytes, pages: NDArray[np.uint8], expires_ns: int) -> None:
+        """Copy one block, `pages` (layers, page_bytes), into a free buffer, to be written.
+
+        The caller checks `full` and `under_way`. Raises StoreFullError; the key is then simply
+        not there.
         """
-        number = self._jobs.index(None)
+        number = self._writing.index(None)
         shape, catalog = self.catalog.superblock, self.catalog
         block = catalog.reserve()
         seed = catalog.binding.seed(key)
-        checksums = np.array(
-            [page_checksum(page, seed, layer) for layer, page in enumerate(pages)], np.uint64
-        )
-        catalog.sequence += 1
-        header = Header(key, catalog.binding.namespace, catalog.sequence, checksums)
         buffer = self._buffers[number]
         payload = buffer[shape.header_bytes :].reshape(shape.layers, shape.slot_bytes)
-        payload[:, : shape.page_bytes] = pages
-        payload[:, shape.page_bytes :] = 0
-        buffer[: shape.header_bytes] = encode_header(header, shape)
-        self._jobs[number] = _Job(put, position, block, header, deadline_ns)
+        exact = payload[:, : shape.page_bytes]
+        checksums = []
+        for layer, page in enumerate(pages):  # hashed while it is still in the processor's cache
+            exact[layer] = page
+            checksums.append(page_checksum(exact[layer], seed, layer))
+        catalog.record(block, key, seed, np.array(checksums, np.uint64), expires_ns)
+        if shape.page_bytes < shape.slot_bytes:
+            payload[:, shape.page_bytes :] = 0
+        job = Job(block, key, [waiter])
+        self._writing[number] = self._jobs[block] = self._job_of[key] = job
+        self.admitted += 1
         self.in_flight += 1
-        return self._operation(number, block, shape.header_bytes, shape.extent_bytes)
+        self._outgoing.append(self._operation(number, block))
 
-    def _operation(self, number: int, block: int, begin: int, end: int) -> Ops:
+    def _operation(self, number: int, block: int) -> Ops:
         shape = self.catalog.superblock
         op = np.zeros(1, OP)
         op["tag"] = WRITE_TAG | np.uint64(number)
-        op["offset"] = shape.extent_offset(block) + begin
-        op["memory"] = self._start + number * shape.extent_bytes + begin
-        op["length"] = end - begin
+        op["file"] = block % shape.stripes
+        op["offset"] = shape.extent_offsets(np.array([block])) + shape.header_bytes
+        op["memory"] = self._start + number * shape.extent_bytes + shape.header_bytes
+        op["length"] = shape.extent_bytes - shape.header_bytes
         op["kind"] = WRITE
+        self.commit.written.payload += int(op["length"][0])
         return op
 
-    def completed(self, tag: int, result: int) -> Ops | Written:
-        """One write has ended: the next operation of its block, or the end of its put."""
-        number = tag & ~int(WRITE_TAG)
-        job = self._jobs[number]
-        assert job is not None, f"write buffer {number} completed twice"
+    def take(self, now_ns: int) -> list[Ops]:
+        """Operations for the device: payloads, and the next phase of a commit if it is due."""
+        step = self.commit.step(now_ns)
+        ops = self._outgoing if step is None else [*self._outgoing, step]
+        self._outgoing = []
+        return ops
+
+    def completed(self, tag: int, result: int, now_ns: int) -> list[Written]:
+        """One operation has ended; the puts that end with it."""
+        tag &= ~int(WRITE_TAG)
+        if tag & COMMIT_BIT:
+            ended = self.commit.completed(tag, result, now_ns)
+            return [end for job, wrong in ended for end in self._settled(job, wrong)]
+        job = self._writing[tag]
+        assert job is not None, f"write buffer {tag} completed twice"
+        self._writing[tag] = None
         shape = self.catalog.superblock
-        payload_bytes = shape.extent_bytes - shape.header_bytes
-        expected = shape.header_bytes if job.header_written else payload_bytes
-        if result == expected and not job.header_written:
-            job.header_written = True
-            return self._operation(number, job.block, 0, shape.header_bytes)
-        self._jobs[number] = None
-        if job.given_up:
-            self.given_up -= 1
-        else:
-            self.in_flight -= 1
-        if result != expected:
+        if result != shape.extent_bytes - shape.header_bytes:
             self.catalog.give_back(job.block)
-            return Written(job.put, job.position, -1, result, job.given_up)
-        known = self.catalog.find(job.header.key)
-        if known >= 0:  # put twice at once: the first to end is the one that is found
+            return self._settled(job, result or -errno.EIO)
+        if self._job_of.get(job.key) is not job:  # late, and its key was put again
             self.catalog.give_back(job.block)
-            return Written(job.put, job.position, known, result, job.given_up)
-        self.catalog.publish(job.block, job.header)  # even if late: from here on it can be had
-        return Written(job.put, job.position, job.block, result, job.given_up)
+            return self._settled(job, -errno.ETIMEDOUT)
+        self.commit.add(job, now_ns)
+        fast = [waiter for waiter in job.waiters if not waiter.durable]
+        if not fast:
+            return []
+        self.catalog.publish(job.block)
+        job.visible = True
+        job.waiters = [waiter for waiter in job.waiters if waiter.durable]
+        self.in_flight -= not job.waiters
+        return _told(fast, job.block, result)
+
+    def _settled(self, job: Job, wrong: int) -> list[Written]:
+        """A job has ended: on the medium if not `wrong`."""
+        del self._jobs[job.block]
+        if self._job_of.get(job.key) is job:
+            del self._job_of[job.key]
+        if not wrong and not job.visible:
+            if self.catalog.find(job.key) >= 0:  # late, and its key was put again
+                self.commit.remove(np.array([job.block]))
+            else:
+                self.catalog.publish(job.block)  # even if late: from here on it can be had
+        self.given_up -= job.given_up
+        self.in_flight -= bool(job.waiters)
+        block = -1 if wrong else job.block
+        if job.waiters:
+            return _told(job.waiters, block, wrong)
+        return [Written(0, 0, block, wrong, late=True)] if wrong else []
 
     def expire(self, now_ns: int) -> list[Written]:
         """Give up the blocks whose writes have not ended by their deadline."""
-        over = [
-            job
-            for job in self._jobs
-            if job is not None and not job.given_up and job.deadline_ns <= now_ns
-        ]
-        for job in over:
-            job.given_up = True
-        self.in_flight -= len(over)
-        self.given_up += len(over)
-        return [Written(job.put, job.position, -1, -errno.ETIMEDOUT) for job in over]
+        told: list[Written] = []
+        for job in self._jobs.values():
+            over = [waiter for waiter in job.waiters if waiter.deadline_ns <= now_ns]
+            if not over:
+                continue
+            told += _told(over, -1, -errno.ETIMEDOUT)
+            job.waiters = [waiter for waiter in job.waiters if waiter.deadline_ns > now_ns]
+            if not job.waiters:
+                self.in_flight -= 1
+                self.given_up += not job.visible
+                job.given_up = not job.visible
+        return told
+
+
+def _told(waiters: Iterable[Waiter], block: int, result: int) -> list[Written]:
+    return [Written(waiter.put, waiter.position, block, result) for waiter in waiters]

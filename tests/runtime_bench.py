@@ -18,8 +18,8 @@ from prefetchd.devices.memory import Memory
 from prefetchd.model import Idle, Ids
 
 BLOCKS, LAYERS, PAGE_BYTES = 8, 3, 12_288
-OPENING = 3 + BLOCKS
-"""Operations of an opening: the superblock written, flushed and read back, then every header."""
+OPENING = 3
+"""Operations of opening a new store: the superblock written, flushed and read back."""
 PLAIN = Options(predictor="none", evict="lru", staging_bytes=1 << 20)
 HASTY = replace(PLAIN, core=CoreLimits(read_timeout_ns=20_000_000), demand_timeout_s=0.1)
 """Gives up soon: for devices that lose what they are asked for."""
@@ -68,6 +68,14 @@ class FaultyRuntime:
 
     def __exit__(self, *_: object) -> None:
         self.runtime.close()
+
+
+def harm_next(runtime: Runtime, *harm: tuple[int, str]) -> None:
+    """Let the device go wrong: (0, fault) with the next operation, once what was put is on it."""
+    writer = runtime._parts.driver.writer
+    runtime.engine.wait(lambda: writer.idle)
+    device: Any = runtime._parts.device
+    device._script = {device._accepted + number: fault for number, fault in harm}
 
 
 def pinned(runtime: Runtime) -> int:

@@ -14,7 +14,16 @@ import prefetchd
 from prefetchd import Runtime, StoreError
 from prefetchd.devices.faulty import Faults, Faulty
 from prefetchd.devices.threads import Threads
-from tests.runtime_bench import BLOCKS, OPENING, PLAIN, content, keys, layout, open_plain, read_all
+from tests.runtime_bench import (
+    BLOCKS,
+    PLAIN,
+    content,
+    harm_next,
+    keys,
+    layout,
+    open_plain,
+    read_all,
+)
 
 DIRECT = replace(PLAIN, device="threads")
 
@@ -23,10 +32,11 @@ def open_failing(path: Path) -> Runtime:
     """A runtime whose last write, the mark, fails; one put of two blocks comes before it."""
 
     def make(*opened: Any) -> Faulty:
-        return Faulty(Threads(*opened), Faults(script=((OPENING + 4, "eio"),)))
+        return Faulty(Threads(*opened), Faults())
 
     runtime = open_plain(path, replace(DIRECT, device=make))
     runtime.put(keys(2), content(2)).wait()
+    harm_next(runtime, (0, "eio"))
     return runtime
 
 

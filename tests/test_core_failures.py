@@ -85,13 +85,13 @@ def test_a_read_given_up_is_no_read_in_flight() -> None:
     bench.guess(6)
     lost = bench.reads.pop()
     bench.idle(3_000)
-    assert (bench.core.reading, bench.core.given_up) == (0, 1)
+    assert (bench.core.reading, bench.core.reads.given_up) == (0, 1)
     bench.demand(2, 7)
     assert bench.staging.ahead[bench.reads[0].slots].tolist() == [1], "the device is not that busy"
     bench.end()
-    assert (bench.core.reading, bench.core.given_up) == (0, 1)
+    assert (bench.core.reading, bench.core.reads.given_up) == (0, 1)
     bench.end(lost)
-    assert (bench.core.reading, bench.core.given_up) == (0, 0)
+    assert (bench.core.reading, bench.core.reads.given_up) == (0, 0)
 
 
 def test_a_completion_seen_twice_or_of_an_older_read_changes_nothing() -> None:

@@ -99,7 +99,7 @@ class World:
     def demand(self, pages: Ids, patience_ns: int) -> None:
         self.tickets += 1
         event = Demanded(self.tickets, pages, self.bench.now_ns + patience_ns)
-        if self.bench.core.open_tickets == LIMITS.tickets_max:
+        if len(self.bench.core.demands) == LIMITS.tickets_max:
             with pytest.raises(ValueError, match="most allowed"):
                 self.bench.handle(event)
             return
@@ -160,8 +160,8 @@ class World:
         issued = counters.prefetch_reads + counters.demand_reads + counters.retried
         assert issued == len(self.flying) + len(self.landed)
         core, staging = self.bench.core, self.bench.staging
-        assert core.reading + core.given_up == len(self.flying)
-        assert core.given_up == np.count_nonzero(staging.state == ABANDONED)
+        assert core.reading + core.reads.given_up == len(self.flying)
+        assert core.reads.given_up == np.count_nonzero(staging.state == ABANDONED)
 
     def finish(self) -> None:
         """Everything comes to its end, and nothing is left."""
@@ -174,7 +174,7 @@ class World:
         assert not self.waiting
         self.check()
         core, staging = self.bench.core, self.bench.staging
-        assert (core.reading, core.given_up, core.open_tickets) == (0, 0, 0)
+        assert (core.reading, core.reads.given_up, len(core.demands)) == (0, 0, 0)
         assert self.bench.pinned() == 0
         assert not np.isin(staging.state, (READING, 3)).any()
 

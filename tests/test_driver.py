@@ -8,12 +8,15 @@ from typing import Any
 import numpy as np
 
 from prefetchd.catalog import Catalog
+from prefetchd.commit import Commit
 from prefetchd.device import File
 from prefetchd.devices.memory import Memory
 from prefetchd.driver import Driver
 from prefetchd.format import Binding
 from prefetchd.hostinfo import errno_name
+from prefetchd.journal import Journal
 from prefetchd.model import Cancel, IoClass, Read
+from prefetchd.pipeline import FlushLimits
 from prefetchd.store import plan_superblock
 from prefetchd.testing import aligned_arena
 from prefetchd.writer import Writer
@@ -37,7 +40,8 @@ def make() -> tuple[Driver, OneAtATime]:
     device = OneAtATime([File(-1, "memory", shape.file_bytes)], arena, 1)
     visible = np.ones(BLOCKS, np.bool_)
     catalog = Catalog(shape, Binding(bytes(16), shape.fingerprint, shape.page_bytes), visible)
-    writer = Writer(catalog, arena[:0].reshape(0, 0), len(arena))
+    commit = Commit(catalog, Journal(shape, 1, 0, 0), arena[:0], len(arena), FlushLimits())
+    writer = Writer(catalog, arena[:0].reshape(0, 0), len(arena), commit)
     return Driver(device, catalog, arena.reshape(SLOTS, PAGE_BYTES), writer), device
 
 

@@ -14,15 +14,24 @@ from prefetchd.format import (
     FORMAT_VERSION,
     Binding,
     FormatError,
-    Header,
     Superblock,
     align_up,
-    decode_header,
     decode_superblock,
-    encode_header,
     encode_superblock,
     namespace_id,
+    newest_superblock,
     page_checksum,
+    superblock_place,
+)
+from prefetchd.journal import Journal, generation_of, newest, pack, unpack
+from prefetchd.records import (
+    PUBLISH,
+    REMOVE,
+    Records,
+    decode_headers,
+    encode_headers,
+    record_dtype,
+    seal,
 )
 
 identity = st.binary(min_size=16, max_size=16)
@@ -43,35 +52,117 @@ def superblocks(draw: st.DrawFn) -> Superblock:
         draw(identity),
         draw(identity),
         draw(st.booleans()),
+        stripes=(stripes := draw(st.integers(1, 5))),
+        stripe=draw(st.integers(0, stripes - 1)),
+        epoch=draw(number) >> 24,
     )
 
 
+def records(shape: Superblock, *blocks: int, kind: int = PUBLISH, seed: int = 0) -> Records:
+    random = np.random.default_rng(seed)
+    made = np.zeros(len(blocks), record_dtype(shape.layers))
+    made["kind"], made["block"] = kind, blocks
+    made["sequence"] = random.integers(1, 2**63, len(blocks), np.uint64)
+    made["checksums"] = random.integers(0, 2**64, (len(blocks), shape.layers), np.uint64)
+    made["key"], made["namespace"] = np.void(b"k" * 16), np.void(b"n" * 16)
+    return made
+
+
 SHAPE = Superblock(FORMAT_VERSION, 5, 1000, 4096, 9, 4096, b"f" * 16, b"s" * 16, clean=True)
-HEADER = Header(b"k" * 16, b"n" * 16, 77, np.arange(5, dtype=np.uint64) * 10**18)
-COVERED = np.flatnonzero(encode_header(HEADER, SHAPE)).max() + 1  # the rest is padding
+COVERED = SHAPE.record_bytes  # the rest is padding
 
 
 @given(superblocks())
 def test_a_superblock_survives(shape: Superblock) -> None:
     block = encode_superblock(shape)
-    assert len(block) == shape.superblock_bytes
+    assert len(block) == shape.copy_bytes
     assert decode_superblock(block) == shape
     for size in (shape.superblock_bytes, shape.header_bytes, shape.extent_bytes, shape.file_bytes):
         assert size % shape.alignment_bytes == 0
-    assert shape.extent_offset(shape.blocks) == shape.file_bytes
+    front = np.zeros(shape.superblock_bytes, np.uint8)
+    front[superblock_place(shape) :][: len(block)] = block
+    assert newest_superblock(front) == shape
 
 
-@given(superblocks(), identity, identity, number, st.integers(0, 2**32 - 1))
-def test_a_header_survives(
-    shape: Superblock, key: bytes, namespace: bytes, sequence: int, seed: int
+@given(superblocks())
+def test_every_block_has_an_extent_of_its_own(shape: Superblock) -> None:
+    shape = msgspec.structs.replace(shape, blocks=min(shape.blocks, 40) + shape.stripes)
+    blocks = np.arange(shape.blocks)
+    places = set(zip(shape.files(blocks), shape.extent_offsets(blocks), strict=True))
+    assert len(places) == shape.blocks
+    for stripe in range(shape.stripes):
+        part = shape.of_stripe(stripe)
+        offsets = shape.extent_offsets(blocks[shape.files(blocks) == stripe])
+        assert len(offsets) == part.extents
+        assert offsets.min() == part.superblock_bytes
+        assert offsets.max() + part.extent_bytes == part.journal_offset <= part.file_bytes
+
+
+def test_of_two_superblocks_the_newer_whole_one_counts() -> None:
+    newer = msgspec.structs.replace(SHAPE, epoch=1, clean=False)
+    front = np.concatenate([encode_superblock(SHAPE), encode_superblock(newer)])
+    assert newest_superblock(front) == newer
+    front[4096 + 40] ^= 1
+    assert newest_superblock(front) == SHAPE
+    swapped = np.concatenate([encode_superblock(newer), encode_superblock(SHAPE)])
+    with pytest.raises(FormatError, match="wrong place"):
+        newest_superblock(swapped)
+
+
+@given(superblocks(), st.integers(0, 2**32 - 1), st.sampled_from([PUBLISH, REMOVE]))
+def test_headers_survive_in_their_own_extents_only(shape: Superblock, seed: int, kind: int) -> None:
+    shape = msgspec.structs.replace(shape, blocks=9)
+    said = records(shape, 0, 3, 8, kind=kind, seed=seed)
+    rows = encode_headers(said, shape)
+    assert rows.shape == (3, shape.header_bytes)
+    found, good = decode_headers(rows, said["block"], shape)
+    assert good.all()
+    assert (found == seal(said, shape)).all()
+    assert not decode_headers(rows, said["block"] + 1, shape)[1].any()
+    assert not decode_headers(np.zeros_like(rows), said["block"], shape)[1].any()
+
+
+@given(st.integers(1, 900), st.integers(0, 30), st.integers(1, 2**40))
+def test_a_journal_gives_back_what_was_written_in_this_generation(
+    layers: int, count: int, generation: int
 ) -> None:
-    checksums = np.random.default_rng(seed).integers(0, 2**64, shape.layers, np.uint64)
-    block = encode_header(Header(key, namespace, sequence, checksums), shape)
-    assert len(block) == shape.header_bytes
-    found = decode_header(block, shape)
-    assert found is not None
-    assert (found.key, found.namespace, found.sequence) == (key, namespace, sequence)
-    assert np.array_equal(found.checksums, checksums)
+    shape = msgspec.structs.replace(SHAPE, layers=layers, blocks=40)
+    journal = Journal(shape, generation - 1, 0, 0)
+    said = records(shape, *range(count))
+    pieces = journal.snapshot(said, 3 * shape.header_bytes)
+    data = np.concatenate([np.zeros(0, np.uint8), *(piece.data for piece in pieces)])
+    assert len(data) == journal.pages * shape.header_bytes
+    more = records(shape, 39, kind=REMOVE, seed=1)
+    assert journal.has_room(1)
+    piece = journal.append(more)
+    whole = np.concatenate([data, piece.data])
+    found = unpack(whole, shape, generation)
+    assert (found["block"] == [*range(count), 39]).all()
+    assert journal.state == (generation, len(whole) // shape.header_bytes, count + 1)
+    assert len(unpack(whole, shape, generation + 2)) == 0
+    head = journal.head()
+    assert generation_of(head.data, shape, generation % 2) == generation
+    assert generation_of(head.data, shape, 1 - generation % 2) == 0
+    foreign = msgspec.structs.replace(shape, store_id=b"t" * 16)
+    assert generation_of(head.data, foreign, generation % 2) == 0
+    assert len(unpack(whole, foreign, generation)) == 0
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 99)), unique_by=lambda said: said[1]))
+def test_of_several_statements_about_a_block_the_newest_holds(said: list[tuple[int, int]]) -> None:
+    made = records(SHAPE, *(block for block, _ in said))
+    made["sequence"] = [sequence for _, sequence in said]
+    table, seen = np.zeros(9, made.dtype), np.zeros(9, np.bool_)
+    newest(table, seen, made[: len(said) // 2])
+    newest(table, seen, made[len(said) // 2 :])
+    latest = {block: max(s for b, s in said if b == block) for block, _ in said}
+    assert {int(b): int(table["sequence"][b]) for b in np.flatnonzero(seen)} == latest
+
+
+def test_packing_wastes_no_page() -> None:
+    said = seal(records(SHAPE, *range(9)), SHAPE, 1)
+    assert len(pack(said, SHAPE)) == 4096
+    assert len(pack(said[:0], SHAPE)) == 0
 
 
 @settings(max_examples=300)
@@ -81,9 +172,9 @@ def test_any_changed_byte_is_noticed(data: st.DataObject, change: int) -> None:
     block[data.draw(st.integers(0, int(np.flatnonzero(block).max())))] ^= change
     with pytest.raises(FormatError):
         decode_superblock(block)
-    header = encode_header(HEADER, SHAPE)
-    header[data.draw(st.integers(0, int(COVERED) - 1))] ^= change
-    assert decode_header(header, SHAPE) is None
+    rows = encode_headers(records(SHAPE, 4), SHAPE)
+    rows[0, data.draw(st.integers(0, COVERED - 1))] ^= change
+    assert not decode_headers(rows, np.array([4]), SHAPE)[1].any()
 
 
 @given(st.binary(max_size=200))
@@ -102,18 +193,10 @@ def test_every_prefix_of_a_superblock_is_refused() -> None:
             decode_superblock(block[:length])
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"layers": 4},
-        {"page_bytes": 999},
-        {"fingerprint": b"g" * 16},
-    ],
-)
-def test_a_header_of_another_layout_is_no_header(other: dict[str, int]) -> None:
-    block = encode_header(HEADER, SHAPE)
-    assert decode_header(block, SHAPE) is not None
-    assert decode_header(block, msgspec.structs.replace(SHAPE, **other)) is None
+def test_a_header_of_another_store_is_no_header() -> None:
+    rows = encode_headers(records(SHAPE, 4), SHAPE)
+    other = msgspec.structs.replace(SHAPE, store_id=b"t" * 16)
+    assert not decode_headers(rows, np.array([4]), other)[1].any()
 
 
 def test_a_page_checksum_is_bound_to_what_the_page_is() -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from prefetchd import assembly, store
+from prefetchd import assembly, store, store_making
 from prefetchd.bench.decode import WrongBytes
 from prefetchd.bench.replay import ReplaySettings
 from prefetchd.catalog import Catalog
@@ -24,7 +24,13 @@ from prefetchd.core import CoreLimits
 from prefetchd.device import Arena, File, StorageDevice
 from prefetchd.devices.faulty import Faults, Faulty
 from prefetchd.devices.threads import Threads
-from prefetchd.format import FORMAT_VERSION, Superblock, decode_superblock, encode_superblock
+from prefetchd.format import (
+    FORMAT_VERSION,
+    Superblock,
+    encode_superblock,
+    newest_superblock,
+    superblock_place,
+)
 from prefetchd.hostinfo import Medium, medium_of
 from prefetchd.metrics import Result, Run
 from prefetchd.model import Ids
@@ -90,6 +96,7 @@ def test_a_device_that_wants_more_alignment_than_a_page_has(
         )
 
     monkeypatch.setattr(store, "medium_of", coarse)
+    monkeypatch.setattr(store_making, "medium_of", coarse)
     run_here(capsys, *made).failed(3, "aligned to 4096", "16384", "create the store anew")
     result = run_here(capsys, *replay_words(trace, tmp_path / "new")).result()
     slots = result.settings.staging_slots
@@ -186,16 +193,18 @@ def test_a_store_that_is_full_of_another_trace(
 
 def rewrite_superblock(folder: Path, **changes: int) -> None:
     with (folder / "extents.dat").open("r+b") as file:
-        block = np.frombuffer(file.read(4096), np.uint8)
-        shape = decode_superblock(block)
+        shape = newest_superblock(np.frombuffer(file.read(1 << 16), np.uint8))
         fields = {name: getattr(shape, name) for name in shape.__struct_fields__}
+        new = Superblock(**{**fields, **changes})
         file.seek(0)
-        file.write(encode_superblock(Superblock(**{**fields, **changes})).tobytes())
+        file.write(bytes(new.superblock_bytes))
+        file.seek(superblock_place(new))
+        file.write(encode_superblock(new).tobytes())
 
 
 def test_a_store_of_a_newer_version(made: list[str | Path], folder: Path, capsys: Capture) -> None:
     rewrite_superblock(folder, version=FORMAT_VERSION + 1)
-    run_here(capsys, *made).failed(3, str(folder), "format version 2", "reads 1")
+    run_here(capsys, *made).failed(3, str(folder), "format version 3", "reads 2")
 
 
 def test_a_damaged_and_a_shortened_store(
@@ -205,8 +214,9 @@ def test_a_damaged_and_a_shortened_store(
     os.truncate(path, path.stat().st_size // 2)
     run_here(capsys, *made).failed(3, str(folder), "cut short")
     with path.open("r+b") as file:
-        file.seek(20)
-        file.write(b"\0\0\0")
+        for place in (0, 4096):
+            file.seek(place + 20)
+            file.write(b"\0\0\0")
     run_here(capsys, *made).failed(3, str(folder), "superblock is damaged")
     path.write_bytes(b"")
     run_here(capsys, *made).failed(3, str(folder), "does not begin as a prefetchd store does")
@@ -308,7 +318,7 @@ def test_more_memory_than_there_is(trace: Path, folder: Path, capsys: Capture) -
 
 # --- what goes wrong on the way ---
 
-FIRST_READ = 3 + BLOCKS  # after the superblock's write, flush and read, and the headers
+FIRST_READ = 4  # after the superblock's write, flush and read, and the journal
 HURRIED = {"demand_timeout_s": 0.2, "core": CoreLimits(read_timeout_ns=20_000_000)}
 """Limits for reads that never end; under a loaded machine others may be given up too."""
 
@@ -420,11 +430,11 @@ def test_faults_of_every_kind_together_never_hand_over_wrong_bytes(
 def test_the_replay_itself_would_notice_another_pages_bytes(
     folder: Path, trace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def of_another_block(catalog: Catalog, pages: Ids) -> NDArray[np.int64]:
-        return offsets(catalog, (pages + LAYERS) % (BLOCKS * LAYERS))
+    def of_another_block(catalog: Catalog, pages: Ids) -> Any:
+        return locate(catalog, (pages + LAYERS) % (BLOCKS * LAYERS))
 
-    offsets = Catalog.offsets
-    monkeypatch.setattr(Catalog, "offsets", of_another_block)
+    locate = Catalog.locate
+    monkeypatch.setattr(Catalog, "locate", of_another_block)
     monkeypatch.setattr(Catalog, "verify", lambda _, pages, *__: np.ones(len(pages), np.bool_))
     with pytest.raises(WrongBytes, match="other pages' bytes"):
         replay_faulty(folder, trace, Faults())

@@ -31,6 +31,7 @@ from tests.runtime_bench import (
     PLAIN,
     FaultyRuntime,
     content,
+    harm_next,
     keys,
     layout,
     open_plain,
@@ -139,11 +140,12 @@ def test_a_push_brings_the_pages_to_a_buffer(runtime: Runtime) -> None:
 
 def test_the_callers_arrays_are_the_callers_again_at_once() -> None:
     pages, ids = content(2), np.array([0, 3], np.int64)
-    with FaultyRuntime([(4, "stall"), (5, "stall")]) as runtime:
+    with FaultyRuntime() as runtime:
         wanted = pages.copy()
         put = runtime.put(keys(2), pages)
         pages[:] = 0
         put.wait()
+        harm_next(runtime, (0, "stall"), (1, "stall"))
         ticket = runtime.demand(ids, timeout_s=60)
         ids[:] = 0
         runtime._parts.device.release_stalled()  # type: ignore[attr-defined]
@@ -158,7 +160,8 @@ def test_namespaces_never_see_each_other(tmp_path: Path) -> None:
             assert runtime.lookup(keys(2)).tolist() == []
             runtime.put(keys(2), pages).wait()
     for name, pages in (("mine", mine), ("theirs", theirs)):
-        with open_plain(tmp_path / "kv", replace(PLAIN, namespace=name)) as runtime:
+        full = replace(PLAIN, namespace=name, evict_blocks=False)
+        with open_plain(tmp_path / "kv", full) as runtime:
             blocks = runtime.lookup(keys(2))
             assert np.array_equal(read_all(runtime, blocks), pages)
             others = np.setdiff1d(np.arange(BLOCKS), blocks)
@@ -171,12 +174,14 @@ def test_namespaces_never_see_each_other(tmp_path: Path) -> None:
         assert np.array_equal(read_all(runtime, runtime.lookup(keys(2))), mine)
 
 
-def test_a_full_store_says_so_and_goes_on_reading(runtime: Runtime) -> None:
+def test_a_full_store_says_so_and_goes_on_reading() -> None:
     pages = content(BLOCKS + 2)
-    put = runtime.put(keys(BLOCKS + 2), pages).wait()
-    assert put.blocks[-2:].tolist() == [-1, -1]
-    assert put.failures == [f"all {BLOCKS} blocks of the store are in use"] * 2
-    assert np.array_equal(read_all(runtime, put.blocks[:BLOCKS]), pages[:BLOCKS])
+    with open_plain(None, replace(PLAIN, evict_blocks=False)) as runtime:
+        put = runtime.put(keys(BLOCKS + 2), pages).wait()
+        assert put.blocks[-2:].tolist() == [-1, -1]
+        why = f"was not stored: all {BLOCKS} blocks of the store are in use"
+        assert put.failures == [f"block {place} {why}" for place in (BLOCKS, BLOCKS + 1)]
+        assert np.array_equal(read_all(runtime, put.blocks[:BLOCKS]), pages[:BLOCKS])
 
 
 def test_a_known_key_is_not_written_again(runtime: Runtime) -> None:
@@ -188,7 +193,7 @@ def test_a_known_key_is_not_written_again(runtime: Runtime) -> None:
 
 def test_a_key_put_twice_at_once_takes_one_block() -> None:
     pages = content(1)
-    with FaultyRuntime([(0, "stall"), (1, "stall")]) as runtime:
+    with FaultyRuntime([(0, "stall")]) as runtime:
         put = runtime.put(keys(1) * 2, np.concatenate([pages, pages]))
         runtime._parts.device.release_stalled()  # type: ignore[attr-defined]
         assert put.blocks[0] == put.blocks[1] == runtime.lookup(keys(1))[0]

@@ -31,6 +31,7 @@ from tests.runtime_bench import (
     PLAIN,
     FaultyRuntime,
     content,
+    harm_next,
     keys,
     open_plain,
     pinned,
@@ -94,8 +95,9 @@ def test_put_and_demand_from_asyncio_are_carried_on_by_the_pump(tmp_path: Path) 
 
 def test_a_coroutine_that_gave_up_does_no_harm() -> None:
     pages = content(1)
-    with FaultyRuntime([(2, "stall")], PLAIN) as runtime:
+    with FaultyRuntime(options=PLAIN) as runtime:
         runtime.put(keys(1), pages).wait()
+        harm_next(runtime, (0, "stall"))
 
         async def main() -> Ticket:
             ticket = runtime.demand(np.array([0]))
@@ -135,8 +137,9 @@ def test_a_waiter_hears_of_what_another_thread_has_collected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(engine, "_NAP_NS", 3600 * 10**9)
-    with FaultyRuntime([(2, "stall")], PLAIN) as runtime:
+    with FaultyRuntime(options=PLAIN) as runtime:
         runtime.put(keys(1), content(1)).wait()
+        harm_next(runtime, (0, "stall"))
         ticket = runtime.demand(np.array([0]))
         waiter = Aside(ticket.wait)
         runtime.engine.wait(lambda: runtime.engine._foreground == 2)
@@ -240,7 +243,7 @@ def test_a_predictor_that_raises_stops_the_engine_in_words(
 
 def test_a_key_is_not_there_until_its_block_is_written() -> None:
     pages = content(1)
-    with FaultyRuntime([(1, "stall")], PLAIN) as runtime:  # the header, after the payload
+    with FaultyRuntime([(2, "stall")], PLAIN) as runtime:  # the header: payload, flush, header
         put = runtime.put(keys(1), pages)
         device: Any = runtime._parts.device
         runtime.engine.wait(lambda: device.injected["stall"] == 1)

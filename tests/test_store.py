@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 import prefetchd
-from prefetchd import StoreError, store
-from prefetchd.format import decode_superblock, encode_superblock
+from prefetchd import StoreError, store, store_making
+from prefetchd.format import FORMAT_VERSION, encode_superblock, newest_superblock
 from tests.runtime_bench import (
     BLOCKS,
     PLAIN,
@@ -67,7 +67,7 @@ def opening(path: Path, **options: Any) -> str:
 
 def test_a_new_store_is_preallocated_and_reopens_after_a_clean_close(tmp_path: Path) -> None:
     told: list[tuple[int, int]] = []
-    store.create(
+    store_making.create(
         tmp_path / "kv", layout(), BLOCKS, fill=True, progress=lambda *part: told.append(part)
     )
     opened = store.open_store(tmp_path / "kv", layout())
@@ -78,10 +78,10 @@ def test_a_new_store_is_preallocated_and_reopens_after_a_clean_close(tmp_path: P
     assert data.stat().st_blocks * 512 >= shape.file_bytes, "not sparse"
     opened.release()
     assert "exists already" in refusal(
-        lambda: store.create(tmp_path / "kv", layout(), 1, fill=False)
+        lambda: store_making.create(tmp_path / "kv", layout(), 1, fill=False)
     )
     with prefetchd.open(tmp_path / "kv", options=DIRECT):
-        assert not decode_superblock(np.fromfile(data, np.uint8, 4096)).clean
+        assert not newest_superblock(np.fromfile(data, np.uint8, 8192)).clean
     opened = store.open_store(tmp_path / "kv")
     assert opened.superblock.clean
     opened.release()
@@ -89,7 +89,7 @@ def test_a_new_store_is_preallocated_and_reopens_after_a_clean_close(tmp_path: P
 
 @pytest.mark.parametrize("blocks", [0, -3])
 def test_a_store_holds_at_least_one_block(blocks: int, tmp_path: Path) -> None:
-    words = refusal(lambda: store.create(tmp_path / "kv", layout(), blocks, fill=False))
+    words = refusal(lambda: store_making.create(tmp_path / "kv", layout(), blocks, fill=False))
     assert words == f"a store holds at least one block, not {blocks}"
     assert not store.exists(tmp_path / "kv")
 
@@ -137,20 +137,22 @@ def corrupt(path: Path, change: Callable[[bytearray], bytearray]) -> None:
 
 
 def newer(content: bytearray) -> bytearray:
-    shape = msgspec.structs.replace(decode_superblock(np.array(content[:4096])), version=2)
-    content[:4096] = encode_superblock(shape).tobytes()
+    old = newest_superblock(np.array(content[:8192]))
+    shape = msgspec.structs.replace(old, version=FORMAT_VERSION + 1)
+    content[:8192] = encode_superblock(shape).tobytes() * 2
     return content
 
 
 def flipped(content: bytearray) -> bytearray:
     content[30] ^= 1
+    content[4096 + 30] ^= 1
     return content
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (newer, "format version 2, this program reads 1"),
+        (newer, "format version 3, this program reads 2"),
         (flipped, "superblock is damaged"),
         (lambda content: content[:-4096], "is cut short"),
         (lambda content: content[:10], "superblock is damaged"),
@@ -211,7 +213,7 @@ def test_a_read_only_file_system_is_told(small_disk: Path) -> None:
 
 
 def test_a_full_file_system_is_told_and_left_as_it_was(small_disk: Path) -> None:
-    words = refusal(lambda: store.create(small_disk / "kv", layout(), 10**4, fill=False))
+    words = refusal(lambda: store_making.create(small_disk / "kv", layout(), 10**4, fill=False))
     assert "ENOSPC (No space left on device); the file system is full" in words
     assert not store.exists(small_disk / "kv")
     with open_plain(small_disk / "kv", DIRECT) as runtime:

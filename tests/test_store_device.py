@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prefetchd import StoreError, store
+from prefetchd import StoreError, store, store_making
 from prefetchd.device import DONE, OP, READ, WRITE, Completions, File, Ops
 from prefetchd.devices.faulty import Faults, Faulty
 from prefetchd.devices.memory import Memory
@@ -90,10 +90,12 @@ def test_a_header_that_cannot_be_read_is_not_written_over(
     def make(*faults: tuple[int, str]) -> Callable[..., Faulty]:
         return lambda *opened: Faulty(Threads(*opened), Faults(script=faults))
 
-    once = replace(DIRECT, device=make((3, "eio")))
+    first, again = OPENING + 2, OPENING + 2 + BLOCKS  # after the heads of the journal's areas
+    once = replace(DIRECT, device=make((first, "eio")), scan=True)
     with open_plain(kv, once) as runtime:
         assert len(runtime.lookup(keys(2))) == 2, "a passing error is passed over"
-    always = replace(DIRECT, device=make((3, "eio"), (OPENING, "eio")))
+    device = make((first, "eio"), (again, "eio"))
+    always = replace(DIRECT, device=device, scan=True, evict_blocks=False)
     with open_plain(kv, always) as runtime:
         assert runtime.lookup(keys(2)).tolist() == []
         assert np.count_nonzero(runtime.put(keys(BLOCKS, 2), pages).blocks < 0) == 2
@@ -145,6 +147,7 @@ def test_a_drive_with_a_large_alignment_gets_padded_slots_and_gives_exact_bytes(
             return super().submit(ops)
 
     monkeypatch.setattr(store, "medium_of", coarse)
+    monkeypatch.setattr(store_making, "medium_of", coarse)
     pages = content(BLOCKS, page_bytes)
     options = replace(PLAIN, device=Watched)
     with open_plain(tmp_path / "kv", options, page_bytes) as runtime:

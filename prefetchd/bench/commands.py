@@ -25,6 +25,7 @@ from prefetchd.bench.ring import (
     run_device,
     run_fio,
 )
+from prefetchd.bench.write import WriteSettings, bench_write
 from prefetchd.device import File
 from prefetchd.hostinfo import medium_of
 from prefetchd.registry import storage_device_class
@@ -38,7 +39,7 @@ bench_app = typer.Typer(help="Benchmark devices.")
 
 @bench_app.callback()
 def _group() -> None:
-    """Keeps `ring` a word of its own while it is the only benchmark."""
+    """Benchmarks of devices and stores."""
 
 
 def _shapes(text: str) -> list[Shape]:
@@ -112,6 +113,44 @@ def ring(
         console.print("fio is not installed, so nothing is compared with it (apt install fio)")
     if json is not None and str(json) != "-":
         json.write_bytes(encoded)
+
+
+@bench_app.command("write")
+def write(
+    folder: Annotated[Path, typer.Argument(help="New folder on the drive; removed afterwards.")],
+    page_bytes: Annotated[str, typer.Option(help="Bytes of one layer of a block.")] = "64KiB",
+    layers: Annotated[int, typer.Option(min=1, help="Layers of a block.")] = 32,
+    blocks: Annotated[int, typer.Option(min=1, help="Blocks of a pass.")] = 512,
+    rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds.")] = 5,
+    idle_s: Annotated[float, typer.Option(min=0, max=3600, help="Gap before every pass.")] = 1.0,
+    device: Annotated[str, typer.Option(help="Our device.")] = "uring",
+    durability: Annotated[str, typer.Option(help="durable or fast.")] = "durable",
+    json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+) -> None:
+    """Prefill-shaped puts into a new store, and fio's sequential writes on the same file."""
+    settings = WriteSettings(
+        layers, parse_bytes(page_bytes), blocks, rounds, idle_s, device, durability
+    )
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("writing", total=rounds * (1 + has_fio()))
+        rates = bench_write(folder, settings, fio=has_fio(), tell=lambda: progress.advance(task))
+    found = {
+        "schema": "prefetchd.bench.write/1",
+        "payload_gb_s": statistics.median(rates.ours) / 1e9,
+        "fio_gb_s": statistics.median(rates.fio) / 1e9 if rates.fio else None,
+        "ratio_to_fio": rates.ratio,
+        "flushes": rates.flushes,
+        "bytes_written": rates.bytes_written,
+        "payload_bytes": blocks * layers * settings.page_bytes,
+    }
+    if json:
+        typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=1).decode())
+        return
+    out = Console(highlight=False)
+    for name, value in found.items():
+        words = f"{value:.3f}" if isinstance(value, float) else str(value)
+        out.print(f"{name:14} {words}", markup=False)
 
 
 class Row(msgspec.Struct, frozen=True):

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from prefetchd import metrics, registry, store
+from prefetchd import metrics, registry, store, store_making
 from prefetchd.assembly import DeviceFactory, GpuFactory, Options, PredictorFactory
 from prefetchd.bench.content import block_names, block_pages
 from prefetchd.bench.decode import Log, Pace, run_decode
@@ -104,12 +104,13 @@ def prepare_store(
     layout = _layout(workload, settings)
     names = block_names(workload.geometry.blocks, settings.seed)
     if not store.exists(directory):
-        store.create(directory, layout, workload.geometry.blocks, fill=False)
+        store_making.create(directory, layout, workload.geometry.blocks, fill=False)
     options = Options(
         device=settings.device,
         predictor="none",
         evict="lru",
         staging_bytes=_WRITING_SLOTS * _slot_bytes(directory, layout),
+        evict_blocks=False,  # another trace's blocks are not ours to throw away
     )
     with open_runtime(directory, layout, options=options) as runtime:
         if len(runtime.lookup(names)) == len(names):

@@ -1,0 +1,265 @@
+"""What a store holds, found again when it is opened: from its journal or from its headers.
+
+Decides which statements on the medium are believed. After a clean close the journal says all there
+is. After anything else, and where the journal fails its checks, every header is read too and of
+each block the newest statement holds, wherever it stands; then headers and journal are made to
+agree. (docs/decisions/0007 says why that is right.) Knows no policy and runs once.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import time
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prefetchd.catalog import Catalog
+from prefetchd.device import READ, SYNC, WRITE, Arena, StorageDevice
+from prefetchd.format import Binding, Superblock, namespace_id
+from prefetchd.hostinfo import errno_name
+from prefetchd.journal import (
+    Journal,
+    Piece,
+    area_offset,
+    generation_of,
+    newest,
+    page_offset,
+    unpack,
+)
+from prefetchd.model import Ids, Mask
+from prefetchd.records import PUBLISH, REMOVE, Records, decode_headers, encode_headers, record_dtype
+from prefetchd.store import Store, StoreError
+from prefetchd.transfers import operations, transfer
+
+log = logging.getLogger("prefetchd")
+
+_CHUNK_BYTES = 1 << 24
+_SILENT = "the device does not answer; see the kernel log, or use another path"
+
+Progress = Callable[[int, int], None]
+"""Called with (blocks looked at, blocks in all)."""
+
+
+def recover(
+    store: Store,
+    device: StorageDevice,
+    arena: Arena,
+    namespace: str,
+    visible: Mask,
+    *,
+    scan: bool = False,
+    progress: Progress | None = None,
+) -> tuple[Catalog, Journal]:
+    """Prove that the device writes and reads, mark the store in use, find what it holds.
+
+    `arena` is scratch inside the device's arena, at least one extent long; `visible` (all False)
+    is the catalog's from here on. `scan`: do not believe the journal. Raises StoreError.
+    """
+    closed = store.superblock
+    store.mark(device, arena, clean=False)
+    shape = store.superblock
+    binding = Binding(namespace_id(namespace), shape.fingerprint, shape.page_bytes)
+    catalog = Catalog(shape, binding, visible)
+    found = _Found(store, device, arena, progress)
+    journal = None
+    if closed.clean and not scan:
+        journal = found.by_journal(closed)
+    if journal is None:
+        started_ns = time.monotonic_ns()
+        given_up = closed.clean and closed.journal[0] == 0
+        journal = found.by_headers(trust=not (scan or given_up))
+        took_s = (time.monotonic_ns() - started_ns) / 1e9
+        log.info("store %s: %d headers were read in %.2f s", store.where, shape.blocks, took_s)
+    catalog.adopt(found.table, found.occupied)
+    catalog.sequence = max(catalog.sequence, int(found.table["sequence"].max(initial=0)))
+    return catalog, journal
+
+
+class _Found:
+    """`table`: the newest statement about each block; `seen`: the blocks there is one about."""
+
+    def __init__(
+        self, store: Store, device: StorageDevice, arena: Arena, progress: Progress | None
+    ) -> None:
+        self._store = store
+        self._device = device
+        self._arena = arena
+        self._progress = progress or (lambda done, whole: None)
+        self._shape: Superblock = store.superblock
+        blocks = self._shape.blocks
+        self.table: Records = np.zeros(blocks, record_dtype(self._shape.layers))
+        self.seen = np.zeros(blocks, np.bool_)
+        self.occupied = np.zeros(blocks, np.bool_)
+        self._header_sequence = np.zeros(blocks, np.uint64)
+
+    # --- the journal ---
+
+    def by_journal(self, closed: Superblock) -> Journal | None:
+        """The journal of a clean close; None, after saying so, if it is not all there."""
+        generation, pages, count = closed.journal
+        if generation == 0:
+            return None
+        records, whole = self._journal_pages(generation, pages)
+        if not whole or len(records) != count:
+            log.warning(
+                "store %s: its journal is damaged, %d of %d records are there; the headers of all "
+                "blocks are read instead",
+                self._store.where,
+                len(records),
+                count,
+            )
+            return None
+        newest(self.table, self.seen, records)
+        return Journal(self._shape, generation, pages, count)
+
+    def _journal_pages(self, generation: int, pages: int | None = None) -> tuple[Records, bool]:
+        """Its records, and whether all pages could be read. `pages` None: until nothing comes."""
+        size = self._shape.header_bytes
+        step = max(1, min(len(self._arena), _CHUNK_BYTES) // size)
+        last = self._shape.journal_pages if pages is None else pages
+        found = [self.table[:0]]
+        for first in range(0, last, step):
+            row = self._arena[: min(step, last - first) * size].reshape(1, -1)
+            offset = np.array([page_offset(self._shape, generation, first)])
+            if not self._read(row, offset, np.zeros(1, np.int64))[0]:
+                return np.concatenate(found), False
+            found.append(unpack(row[0], self._shape, generation))
+            if pages is None and len(found[-1]) == 0:
+                break
+        return np.concatenate(found), True
+
+    def _generation(self) -> int:
+        """Of the newest area that has a head."""
+        size = self._shape.alignment_bytes
+        rows = self._arena[: 2 * size].reshape(2, size)
+        offsets = np.array([area_offset(self._shape, area) for area in (0, 1)])
+        whole = self._read(rows, offsets, np.zeros(2, np.int64))
+        return max(
+            generation_of(rows[area], self._shape, area) if whole[area] else 0 for area in (0, 1)
+        )
+
+    # --- the headers ---
+
+    def by_headers(self, *, trust: bool) -> Journal:
+        """The newest of journal (if `trust`) and headers; both then say the same."""
+        generation = self._generation()
+        if trust and generation:
+            records, _ = self._journal_pages(generation)
+            newest(self.table, self.seen, records)
+        elif trust:
+            log.warning("store %s: its journal is gone; its headers are all there is", self._where)
+        self._scan()
+        self._forget_doubles()
+        self._mend()
+        journal = Journal(self._shape, generation, 0, 0)
+        if self.occupied.any():  # a journal would not say what lies there; look again next time
+            journal.give_up()
+            return journal
+        live = self.table[self.table["kind"] == PUBLISH]
+        pieces = journal.snapshot(live, min(len(self._arena), _CHUNK_BYTES))
+        if not (self._write(pieces) and self._write([journal.head()])):
+            log.warning("store %s: its journal cannot be written; it goes on without", self._where)
+            journal.give_up()
+        return journal
+
+    @property
+    def _where(self) -> str:
+        return self._store.where
+
+    def _scan(self) -> None:
+        shape = self._shape
+        batch = max(1, min(len(self._arena), _CHUNK_BYTES) // shape.header_bytes)
+        unread = 0
+        for start in range(0, shape.blocks, batch):
+            blocks = np.arange(start, min(shape.blocks, start + batch))
+            rows = self._arena[: len(blocks) * shape.header_bytes].reshape(len(blocks), -1)
+            whole = self._read(rows, shape.extent_offsets(blocks), shape.files(blocks))
+            records, good = decode_headers(rows, blocks, shape)
+            good &= whole
+            self._header_sequence[blocks[good]] = records["sequence"][good]
+            newest(self.table, self.seen, records[good])
+            lost = blocks[~whole]
+            self.occupied[lost] = self.table["kind"][lost] != PUBLISH
+            unread += len(lost)
+            self._progress(start + len(blocks), shape.blocks)
+        if unread:
+            log.warning(
+                "store %s: %d headers cannot be read: %s; what lies there is neither found nor "
+                "written over, unless the journal tells what it is",
+                self._where,
+                unread,
+                self._reason,
+            )
+
+    def _forget_doubles(self) -> None:
+        """Of two blocks with one key, which a crash can leave behind, the older one goes."""
+        held = np.flatnonzero((self.table["kind"] == PUBLISH) & ~self.occupied)
+        rows = self.table[held]
+        names = [
+            np.ascontiguousarray(rows[field]).view("<u8").reshape(-1, 2).T
+            for field in ("key", "namespace")
+        ]
+        columns = np.concatenate(names) if len(held) else np.zeros((4, 0), np.uint64)
+        order = np.lexsort((rows["sequence"], *columns))
+        same = (columns[:, order[1:]] == columns[:, order[:-1]]).all(axis=0)
+        older = held[order[:-1][same]]
+        self.table["kind"][older] = REMOVE
+        first = max(self._shape.epoch << 40, int(self.table["sequence"].max(initial=0))) + 1
+        self.table["sequence"][older] = np.arange(first, first + len(older), dtype=np.uint64)
+
+    def _mend(self) -> None:
+        """Write the headers that say less than the journal; what cannot be written is left alone,
+        and so is its extent."""
+        newer = self.seen & (self.table["sequence"] != self._header_sequence) & ~self.occupied
+        stale: Ids = np.flatnonzero(newer)
+        size = self._shape.header_bytes
+        batch = max(1, min(len(self._arena), _CHUNK_BYTES) // size)
+        for first in range(0, len(stale), batch):
+            blocks = stale[first : first + batch]
+            rows = self._arena[: len(blocks) * size].reshape(len(blocks), -1)
+            rows[:] = encode_headers(self.table[blocks], self._shape)
+            offsets, files = self._shape.extent_offsets(blocks), self._shape.files(blocks)
+            ops = operations(self._device, rows, WRITE, offsets, files)
+            failed = transfer(self._device, ops) != size
+            self.occupied[blocks[failed]] = True
+        for file in range(self._shape.stripes if len(stale) else 0):
+            self._sync(file)
+
+    # --- bytes ---
+
+    def _sync(self, file: int) -> bool:
+        ops = operations(self._device, self._arena[:0].reshape(1, 0), SYNC, np.zeros(1, int), file)
+        return int(transfer(self._device, ops)[0]) == 0
+
+    def _write(self, pieces: list[Piece]) -> bool:
+        for piece in pieces:
+            row = self._arena[: len(piece.data)].reshape(1, -1)
+            row[0] = piece.data
+            ops = operations(self._device, row, WRITE, np.array([piece.offset]))
+            if int(transfer(self._device, ops)[0]) != len(piece.data):
+                return False
+        return self._sync(0)
+
+    def _read(
+        self, rows: NDArray[np.uint8], offsets: NDArray[np.int64], files: NDArray[np.int64]
+    ) -> Mask:
+        """Which rows were read as a whole; what fails is tried once more."""
+        ops = operations(self._device, rows, READ, offsets, files)
+        whole = np.zeros(len(rows), np.bool_)
+        for _ in range(2):
+            left = np.flatnonzero(~whole)
+            if len(left) == 0:
+                break
+            again = ops[left]
+            again["tag"] = np.arange(len(left))
+            results = transfer(self._device, again)
+            whole[left] = results == rows.shape[1]
+            if (results == -errno.ETIMEDOUT).any():
+                reason = errno_name(errno.ETIMEDOUT)
+                raise StoreError(f"store {self._where}: reading what it holds: {reason}; {_SILENT}")
+            worst = int(results.min())
+            self._reason = errno_name(worst) if worst < 0 else "short read"
+        return whole

@@ -206,7 +206,8 @@ class Core:
     def _completed(self, event: Completed, now_ns: int) -> list[Command]:
         slots, verified = self._reads.end(event, now_ns)
         commands = [] if verified.all() else self._failed(slots[~verified], now_ns)
-        return commands + self._serve(now_ns) + self._issue(now_ns)
+        commands += [*self._serve(now_ns), *self._issue(now_ns)]
+        return [*commands, PlanSoon()] if self._foresight.used_up else commands
 
     def _failed(self, slots: Slots, now_ns: int) -> list[Command]:
         """Try again what somebody waits for; give up the rest."""
@@ -280,10 +281,14 @@ class Core:
         return commands
 
     def _issue(self, now_ns: int) -> list[Command]:
-        """Start what the plan still holds, unless a demand waits, as far as the depth allows."""
-        if self._demands.waiting:
+        """Start what the plan still holds, as far as the depth and waiting demands allow."""
+        if self._demands.waiting and not (self._foresight.restores and not self._demands.lacking()):
             return []
-        plan = self._foresight.take(self.limits.prefetch_depth - self._reads.prefetching)
+        room = self.limits.prefetch_depth - self._reads.prefetching
+        if self._foresight.restores:
+            busy = self.planner.busy_depth(waiting=bool(self._demands.waiting))
+            room = min(room, busy - self._reads.in_flight)
+        plan = self._foresight.take(room)
         slots = self._take_slots(plan.pages, IoClass.PREFETCH, plan)
         if len(slots) == 0:
             return []

@@ -37,6 +37,10 @@ class Foresight:
         self._plan = NO_PLAN
         self.fresh = False
         """Whether nothing has happened since the plan was made: whoever drives says so."""
+        self.restores = False
+        """Whether the plan is of pages that will be needed in any case."""
+        self.unfinished = False
+        """Whether the last guess was cut short: more is to be planned when the plan is used up."""
         self._hinted_ns: int | None = None
         self._hint_driven = 0
 
@@ -84,8 +88,15 @@ class Foresight:
         if len(guess.pages):
             guess = in_range(guess, len(self._staging.slot_of))
         self._observer.guessed(guess)
+        self.restores = guess.restores
+        self.unfinished = guess.restores and len(guess.pages) >= self._candidates
         self._plan = self._planner.plan(guess, self._staging.slot_of, now_ns)
         self.fresh = True
+
+    @property
+    def used_up(self) -> bool:
+        """Whether the plan is at its end and another should follow."""
+        return self.unfinished and len(self._plan.pages) == 0
 
     def take(self, room: int) -> Plan:
         """Up to `room` pages of the plan, best first, all absent; the rest stays planned."""

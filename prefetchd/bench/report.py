@@ -141,9 +141,6 @@ def _section(title: str, content: str, reading: str = "", badge: str = "") -> st
     return f"<section><h2>{_text(title)} {badge}</h2>{explained}{content}</section>"
 
 
-# --- the top ---------------------------------------------------------------------------------
-
-
 def _header(result: Result) -> str:
     over = f"prefetchd replay &middot; {_text(result.regime)} &middot; {_badge(result)}"
     return (
@@ -213,9 +210,6 @@ def _notes(found: list[Note]) -> str:
         for note in found
     )
     return f'<section class="notes"><ul>{"".join(items)}</ul></section>'
-
-
-# --- tables and plots ------------------------------------------------------------------------
 
 
 def _table(result: Result) -> str:

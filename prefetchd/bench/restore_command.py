@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Annotated
 
@@ -23,6 +24,7 @@ from prefetchd.lab.attention import TraceError
 from prefetchd.lab.requests import Requests, read_requests
 from prefetchd.units import parse_bytes
 
+EMBEDDED_REQUESTS = "conversation_demo.jsonl.gz"
 _DRAW_S = 0.5
 _PAGE = 4096
 _NO_STORE = ("memory", "faulty", "limited")
@@ -31,7 +33,10 @@ Folder = Callable[[Path | None, Console], AbstractContextManager[Path]]
 
 
 def restore(
-    trace: Annotated[Path, typer.Argument(help="Requests: .jsonl or .jsonl.gz.")],
+    trace: Annotated[
+        Path | None,
+        typer.Argument(help="Requests (.jsonl, .jsonl.gz); default: the embedded ones."),
+    ] = None,
     store: Annotated[
         Path | None,
         typer.Option(help="Folder for the store of each run; default: a temporary one."),
@@ -147,7 +152,10 @@ def _check_memory(need: int) -> None:
         )
 
 
-def _read(trace: Path, limit: int | None) -> Requests:
+def _read(trace: Path | None, limit: int | None) -> Requests:
+    if trace is None:
+        with as_file(files("prefetchd.data") / EMBEDDED_REQUESTS) as path:
+            return read_requests(path, limit)
     if trace.suffix == ".npz":
         raise TraceError(
             f"trace {trace} is recorded attention, for `prefetchd replay decode`; a restore needs "

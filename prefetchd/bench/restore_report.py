@@ -135,7 +135,7 @@ def _ready(result: RestoreResult) -> Figure:
                 "line": {
                     "color": colour,
                     "shape": "vh",
-                    "dash": "dash" if run.control else "solid",
+                    "dash": dash,
                 },
             }
         )

@@ -121,7 +121,9 @@ def _line(name: str, number: int, runs: list[RestoreRun]) -> dict[str, Any]:
 
 def _ready(result: RestoreResult) -> Figure:
     data = []
-    drawn = [run for run in result.runs if run.ready_ccdf.us]
+    drawn = sorted(
+        (run for run in result.runs if run.ready_ccdf.us), key=lambda run: run.control
+    )  # so that predictors have the first colours
     for number, run in enumerate(drawn):
         dash = "dash" if run.control else "solid"
         colour = f"@{run.name}" if run.control else f"@run{number % 6}"

@@ -46,15 +46,20 @@ class _Alarm:
 
 
 class Limited(StorageDevice):
-    """`inner` reading at most `bytes_s` a second. Tags must be unique among those in flight."""
+    """`inner` reading at most `bytes_s` a second. Tags must be unique among those in flight.
+
+    With `held` False reads pass freely, so that opening a store of many blocks need not be waited
+    for; it may be set at any time.
+    """
 
     name = "limited"
 
-    def __init__(self, inner: StorageDevice, bytes_s: float) -> None:
+    def __init__(self, inner: StorageDevice, bytes_s: float, *, held: bool = True) -> None:
         super().__init__(inner.files, inner.arena, inner.depth)
         if not bytes_s > 0:
             raise ValueError(f"a limit of {bytes_s} bytes/s lets nothing through")
         self.inner = inner
+        self.held = held
         self.engine = f"{inner.engine}; reads held to {bytes_s / 1e6:,.3g} MB/s, one at a time"
         self.notes = (*inner.notes, "read speed is EMULATED; writes are not limited")
         self._ns_per_byte = 1e9 / bytes_s
@@ -76,7 +81,7 @@ class Limited(StorageDevice):
         taken = self.inner.submit(ops) if len(ops) else 0
         ops = ops[:taken]
         reads = ops[ops["kind"] == READ]
-        if len(reads):
+        if len(reads) and self.held:
             start_ns = max(self._free_ns, time.monotonic_ns())
             ends: NDArray[np.float64] = start_ns + np.cumsum(reads["length"]) * self._ns_per_byte
             due = ends.astype(np.int64).tolist()

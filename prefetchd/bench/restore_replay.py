@@ -142,9 +142,17 @@ class _Runner:
 
     def one(self, plan: Plan, progress: Callable[[int], None]) -> RestoreLog:
         settings, layout = self.settings, uniform(1, self.settings.block_bytes, name="restore")
+        limited: list[Limited] = []
+
+        def open_limited(files: Sequence[File], arena: Arena, depth: int) -> StorageDevice:
+            inner = registry.storage_device_class(self.device)(files, arena, depth)
+            bytes_s = settings.limit_blocks_s * settings.speed * settings.block_bytes
+            limited.append(Limited(inner, bytes_s, held=False))
+            return limited[0]
+
         options = Options(
             staging_bytes=settings.staging_blocks * settings.block_bytes,
-            device=self._limited if settings.limit_blocks_s else self.device,
+            device=open_limited if settings.limit_blocks_s else self.device,
             predictor=plan.predictor,
             evict=settings.evict,
             depth=settings.depth,
@@ -160,6 +168,8 @@ class _Runner:
         store.create(self.folder, layout, self.requests.distinct, fill=False)
         try:
             with open_runtime(self.folder, layout, options=options) as runtime:
+                for one in limited:  # from here on: opening is not what is measured
+                    one.held = True
                 before = mark(runtime)
                 run = RestoreRun(runtime, self.requests, self.names, pace, settings.seed, progress)
                 log = run.run()
@@ -167,8 +177,3 @@ class _Runner:
         finally:
             shutil.rmtree(self.folder, ignore_errors=True)
         return log
-
-    def _limited(self, files: Sequence[File], arena: Arena, depth: int) -> StorageDevice:
-        inner = registry.storage_device_class(self.device)(files, arena, depth)
-        blocks_s = self.settings.limit_blocks_s * self.settings.speed
-        return Limited(inner, blocks_s * self.settings.block_bytes)

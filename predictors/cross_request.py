@@ -106,8 +106,24 @@ class CrossRequest(Predictor):
 
     def on_done_hint(self, hint: DoneHint) -> None:
         self._plans.pop(hint.request, None)
+        self._learn_rest(hint)
         if hint.request in self._streams:
             self._finish(hint.request)
+
+    def _learn_rest(self, hint: DoneHint) -> None:
+        """Take in what followed the last demanded block: blocks that the request itself made."""
+        blocks: Ids = hint.blocks[(hint.blocks >= 0) & (hint.blocks < self.geometry.blocks)]
+        if len(blocks) < 2:
+            return
+        stream = self._streams.get(hint.request)
+        if stream is None:
+            self._chains.learn(blocks)
+            self._chains.end(int(blocks[-2]), int(blocks[-1]))
+            return
+        last = np.flatnonzero(blocks == stream.at)
+        if len(last):
+            self._chains.learn(blocks[max(0, int(last[0]) - 1) :])
+            stream.before, stream.at = int(blocks[-2]), int(blocks[-1])
 
     def predict(self, now_ns: int, limit: int) -> Guess:
         basket = _Basket(max(0, limit), self._named)
@@ -124,6 +140,7 @@ class CrossRequest(Predictor):
             np.concatenate(basket.pages[:planned] + guessed),
             np.concatenate(basket.confidence[:planned] + sure),
             deadline_ns=start_ns,
+            restores=True,
         )
 
     def _guess_plans(self, basket: _Basket) -> int | None:

@@ -36,7 +36,6 @@ from typing import assert_never
 
 import numpy as np
 
-from prefetchd.counters import Counters
 from prefetchd.demands import UNPLACED, Demand, Demands
 from prefetchd.foresight import Foresight
 from prefetchd.guarded import Guarded
@@ -80,10 +79,7 @@ class Core:
         self.demands = Demands(staging, limits.tickets_max)
         self.foresight = Foresight(staging, guarded, planner, self._observer, limits.candidates)
         self.reads = Reads(staging, planner, self._observer.counters, limits.read_timeout_ns)
-
-    @property
-    def counters(self) -> Counters:
-        return self._observer.counters
+        self.counters = self._observer.counters
 
     @property
     def reading(self) -> int:
@@ -115,8 +111,8 @@ class Core:
             commands = self._idle(now_ns)
         elif isinstance(event, Forgotten):
             self.foresight.forget()
-            self._observer.evicted(self.staging.forget(event.pages), by_prefetch=False)
             commands = []
+            self._observer.evicted(self.staging.forget(event.pages), by_prefetch=False)
         else:
             assert_never(event)
         if now_ns >= self.reads.look_ns:
@@ -204,7 +200,8 @@ class Core:
     def _completed(self, event: Completed, now_ns: int) -> list[Command]:
         slots, verified = self.reads.end(event, now_ns)
         commands = [] if verified.all() else self._failed(slots[~verified], now_ns)
-        return commands + self._serve(now_ns) + self._issue(now_ns)
+        more: list[Command] = [PlanSoon()] if self.foresight.used_up else []
+        return [*commands, *self._serve(now_ns), *self._issue(now_ns), *more]
 
     def _failed(self, slots: Slots, now_ns: int) -> list[Command]:
         """Try again what somebody waits for; give up the rest."""
@@ -278,11 +275,20 @@ class Core:
         self._observer.evicted(evicted, by_prefetch=for_prefetches)
         return commands
 
+    def _prefetch_room(self) -> int:
+        """How many prefetches may start now: none while a demand waits, unless they are of pages
+        needed in any case and the device has time for both."""
+        waiting = bool(self.demands.waiting)
+        room = self.limits.prefetch_depth - self.reads.prefetching
+        if not self.foresight.restores:
+            return 0 if waiting else room
+        if self.demands.lacking():
+            return 0
+        return min(room, self.planner.busy_depth(waiting=waiting) - self.reads.in_flight)
+
     def _issue(self, now_ns: int) -> list[Command]:
-        """Start what the plan still holds, unless a demand waits, as far as the depth allows."""
-        if self.demands.waiting:
-            return []
-        plan = self.foresight.take(self.limits.prefetch_depth - self.reads.prefetching)
+        """Start what the plan still holds, as far as the depth and waiting demands allow."""
+        plan = self.foresight.take(self._prefetch_room())
         slots = self._take_slots(plan.pages, IoClass.PREFETCH, plan)
         if len(slots) == 0:
             return []

@@ -171,7 +171,7 @@ class Engine:
         return done()
 
     def release(self, number: int) -> None:
-        """A reader is done with a ticket: whoever drives next acts on it. May raise, see `check`."""
+        """A reader is done with a ticket; whoever drives next acts on it. See also `check`."""
         self.check()
         self._released.append(number)
         if self.core.unanswered:

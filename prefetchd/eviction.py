@@ -32,6 +32,9 @@ class Lru(Eviction):
     def touched(self, slots: Slots, pages: Ids, scores: Scores | None) -> None:
         self._stamp(slots)
 
+    def returns(self, slots: Slots) -> None:
+        self._stamp(slots)
+
     def removed(self, slots: Slots, pages: Ids) -> None:
         self._used[slots] = self._empty[slots]
 

@@ -9,12 +9,15 @@ from __future__ import annotations
 import numpy as np
 
 from prefetchd.guarded import Guarded
-from prefetchd.model import Hint, PageHint
+from prefetchd.model import DoneHint, Hint, PageHint
 from prefetchd.observer import Observer
 from prefetchd.planner import NO_PLAN, Plan, Planner
 from prefetchd.predictor import Guess, in_range
 from prefetchd.staging import Staging
 
+_REST = frozenset({"end_turn"})
+"""Reasons after which a request rests: of recorded agents 59 % were back within five minutes, and
+97 % after a tool. Its pages keep the age of their last demand, so they go before the others'."""
 _HINT_DRIVEN_DEMANDS = 8  # for so many demands after a hint, planning waits for the next hint
 
 
@@ -37,6 +40,10 @@ class Foresight:
         self._plan = NO_PLAN
         self.fresh = False
         """Whether nothing has happened since the plan was made: whoever drives says so."""
+        self.restores = False
+        """Whether the plan is of pages that will be needed in any case."""
+        self.unfinished = False
+        """Whether the last guess was cut short: more is to be planned when the plan is used up."""
         self._hinted_ns: int | None = None
         self._hint_driven = 0
 
@@ -62,6 +69,8 @@ class Foresight:
             # One that never guesses has no use for the time that learning later would save.
             self._hint_driven = _HINT_DRIVEN_DEMANDS if self._predictor.guesses else 0
             hint = _real(hint, len(self._staging.slot_of))
+        elif isinstance(hint, DoneHint) and len(hint.blocks) and hint.reason not in _REST:
+            self._observer.returns(hint.blocks)
         self._predictor.on_hint(hint)
 
     @property
@@ -91,12 +100,19 @@ class Foresight:
         if len(guess.pages):
             guess = in_range(guess, len(self._staging.slot_of))
         self._observer.guessed(guess)
+        self.restores = guess.restores
+        self.unfinished = guess.restores and len(guess.pages) >= self._candidates
         self._plan = self._planner.plan(guess, self._staging.slot_of, now_ns)
         self.fresh = True
 
     def forget(self) -> None:
         """Pages of the plan may be gone from the store: plan anew."""
         self._plan = NO_PLAN
+
+    @property
+    def used_up(self) -> bool:
+        """Whether the plan is at its end and another should follow."""
+        return self.unfinished and len(self._plan.pages) == 0
 
     def take(self, room: int) -> Plan:
         """Up to `room` pages of the plan, best first, all absent; the rest stays planned."""

@@ -9,7 +9,7 @@ A *page* is one token block of one layer: page id = block index x layers + layer
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 import numpy as np
@@ -103,11 +103,15 @@ class ChainHint:
 
 @dataclass(frozen=True, slots=True)
 class DoneHint:
-    """A request that has ended, and why (`"end_turn"`, `"tool_use"`, ... or empty)."""
+    """A request that has ended, and why (`"end_turn"`, `"tool_use"`, ... or empty).
+
+    `blocks`: all its blocks in prefix order, those that it put included; empty when not told.
+    """
 
     request: int
     reason: str = ""
     return_ns: int | None = None
+    blocks: Ids = field(default_factory=lambda: NO_IDS)
 
 
 Hint = PageHint | ChainHint | DoneHint

@@ -24,6 +24,7 @@ _SOURCES_MAX = 256
 _FIT_DECAY = 0.98
 _LEAD_DECAY = 0.9
 _FEEDBACK_DECAY = 0.99
+_DEPTH_SPARE = 2, 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +133,17 @@ class Planner:
                 pages = min(pages, max(1, int((self._lead_ns - base) / service)))
         return pages
 
+    def busy_depth(self, *, waiting: bool) -> int:
+        """Reads in flight that keep the device busy without a queue that a demand waits behind.
+
+        Little's law with twice the base latency, and some more for the time until a completion is
+        acted on. As good as unbounded until something was measured.
+        """
+        base, service = self.device_times_ns()
+        if service <= 0:
+            return self.limits.candidates_max
+        return _DEPTH_SPARE[waiting] + int(2 * base / service)
+
     def plan(self, guess: Guess, slot_of: NDArray[np.int32], now_ns: int) -> Plan:
         """Choose at most `budget()` absent pages of the guess, best first, each once.
 
@@ -139,7 +151,8 @@ class Planner:
         """
         self.advance(now_ns)
         pages = guess.pages[: self.limits.candidates_max]
-        budget = self.budget()
+        # What is needed in any case is paced by the depth alone: late is better than not at all.
+        budget = len(pages) if guess.restores else self.budget()
         if len(pages) == 0 or budget <= 0:
             return NO_PLAN
         places = np.flatnonzero(slot_of[pages] < 0)

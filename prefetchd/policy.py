@@ -43,6 +43,10 @@ class Eviction:
         """Resident pages were demanded, in the order given."""
         raise NotImplementedError
 
+    def returns(self, slots: Slots) -> None:
+        """A request has ended and is likely to be back: these are its pages that are here, the
+        deepest of its prefix first, which is the order in which they may go (optional to use)."""
+
     def removed(self, slots: Slots, pages: Ids) -> None:
         """Slots were emptied, by eviction or otherwise."""
         raise NotImplementedError

@@ -44,6 +44,8 @@ class Guess:
     None = no opinion. `deadline_ns`: when they will be wanted, on the clock of `now_ns`.
     `sources` (uint8): which of several sub-predictors guessed each page, for feedback.
     `keep`: pages to hold in staging while they are there (bounded by the planner).
+    `restores`: requests that come back will need all of these in any case. They are read as fast
+    as the device goes and also while another demand waits, as far as it leaves the device idle.
     """
 
     pages: Ids = field(default_factory=lambda: NO_IDS)
@@ -51,6 +53,7 @@ class Guess:
     deadline_ns: int | None = None
     sources: Codes | None = None
     keep: Ids = field(default_factory=lambda: NO_IDS)
+    restores: bool = False
 
 
 class Predictor:
@@ -113,4 +116,5 @@ def in_range(guess: Guess, pages: int) -> Guess:
         guess.deadline_ns,
         None if guess.sources is None else guess.sources[real],
         guess.keep,
+        guess.restores,
     )

@@ -246,6 +246,9 @@ class Runtime:
 
 
 def _as_keys(keys: Keys) -> list[bytes]:
+    if isinstance(keys, np.ndarray) and keys.ndim == 2 and keys.shape[1] == _KEY_BYTES:
+        raw = np.ascontiguousarray(keys, np.uint8).tobytes()
+        return [raw[at : at + _KEY_BYTES] for at in range(0, len(raw), _KEY_BYTES)]
     names = [bytes(key) for key in keys]
     if any(len(name) != _KEY_BYTES for name in names):
         raise ValueError(f"keys are {_KEY_BYTES} bytes each; see prefetchd.keys")

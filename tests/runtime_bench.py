@@ -21,7 +21,7 @@ BLOCKS, LAYERS, PAGE_BYTES = 8, 3, 12_288
 OPENING = 3
 """Operations of opening a new store: the superblock written, flushed and read back."""
 PLAIN = Options(predictor="none", evict="lru", staging_bytes=1 << 20)
-HASTY = replace(PLAIN, core=CoreLimits(read_timeout_ns=20_000_000), demand_timeout_s=0.1)
+HASTY = replace(PLAIN, core=CoreLimits(read_timeout_ns=100_000_000), demand_timeout_s=0.5)
 """Gives up soon: for devices that lose what they are asked for."""
 
 

@@ -36,6 +36,7 @@ from prefetchd.bench.replay import (
     staging_slots,
 )
 from prefetchd.bench.report import check_report, write_report
+from prefetchd.bench.restore_command import restore
 from prefetchd.bench.tables import print_replay
 from prefetchd.hostinfo import medium_of
 from prefetchd.lab.attention import AttentionTrace, read_attention
@@ -49,9 +50,7 @@ _TESTS_ONLY = ("memory", "faulty")
 replay_app = typer.Typer(help="Replay recorded traffic against a real store, in real time.")
 
 
-@replay_app.callback()
-def _group() -> None:
-    """Keeps `decode` a word of its own while it is the only replay."""
+replay_app.command("restore")(restore)
 
 
 @replay_app.command("decode")
@@ -97,7 +96,7 @@ def decode(
     report: Annotated[Path | None, typer.Option(help="Write an HTML report.")] = None,
 ) -> None:
     """Decode a recorded run with its KV cache on NVMe; say how close to all-in-DRAM it came."""
-    _check_outputs(json, report)
+    check_outputs(json, report)
     if device in _TESTS_ONLY:
         raise ReplayError(f"device {device} keeps no store on a path; it is for tests")
     recorded = _read(trace)
@@ -133,7 +132,7 @@ def decode(
     )
     console = Console(stderr=True)
     _check_memory(workload, settings)
-    with _folder(store, console) as directory:
+    with temporary_folder(store, console) as directory:
         result = _run(directory, workload, settings, console)
     _show(result, json, report, console)
 
@@ -159,7 +158,7 @@ def _shared(text: str) -> float:
     return share
 
 
-def _check_outputs(json: Path | None, report: Path | None) -> None:
+def check_outputs(json: Path | None, report: Path | None) -> None:
     """Now, and not after minutes of replay. Raises ReplayError, ReportError."""
     if report is not None:
         check_report(report)
@@ -191,7 +190,7 @@ def _slots(workload: Workload, staging: str, page_bytes: int) -> int:
 
 
 @contextmanager
-def _folder(store: Path | None, console: Console) -> Iterator[Path]:
+def temporary_folder(store: Path | None, console: Console) -> Iterator[Path]:
     """The folder asked for, or a temporary one on a disk if there is one, removed afterwards."""
     if store is not None:
         yield store

@@ -33,7 +33,11 @@ class ReportError(Exception):
 
 def write_report(result: Result, path: str | Path) -> None:
     """Write the report of a replay. Raises ReportError."""
-    page = render(result, _plotly_script())
+    save(render(result, _plotly_script()), path)
+
+
+def save(page: str, path: str | Path) -> None:
+    """Raises ReportError."""
     try:
         Path(path).write_text(page, encoding="utf-8")
     except OSError as error:
@@ -88,13 +92,21 @@ def render(result: Result, plotly_script: str) -> str:
     body += [_section("More figures", _details(result), DETAILS_READING)]
     body += [_section("Settings", _pairs(settings_in_words(result), "settings"))]
     body += [_section("Words", _pairs(WORDS, "words")), _footer(result)]
+    title = f"prefetchd: {result.settings.trace}, {result.regime}"
+    return embed(title, body, figures, plotly_script)
+
+
+def embed(
+    title: str, body: Iterable[str], figures: Iterable[Figure], plotly_script: str | None = None
+) -> str:
+    """The page around a body in HTML and the figures named in it. Raises ReportError."""
     return PAGE.format(
-        title=_text(f"prefetchd: {result.settings.trace}, {result.regime}"),
+        title=_text(title),
         style=STYLE,
         body="\n".join(body),
         figures=_json([{"name": f.name, "data": f.data, "layout": f.layout} for f in figures]),
         colours=_json(COLOURS),
-        plotly=plotly_script,
+        plotly=_plotly_script() if plotly_script is None else plotly_script,
         script=SCRIPT,
     )
 
@@ -127,9 +139,6 @@ def _json(value: object) -> str:
 def _section(title: str, content: str, reading: str = "", badge: str = "") -> str:
     explained = f'<p class="reading">{_text(reading)}</p>' if reading else ""
     return f"<section><h2>{_text(title)} {badge}</h2>{explained}{content}</section>"
-
-
-# --- the top ---------------------------------------------------------------------------------
 
 
 def _header(result: Result) -> str:
@@ -201,9 +210,6 @@ def _notes(found: list[Note]) -> str:
         for note in found
     )
     return f'<section class="notes"><ul>{"".join(items)}</ul></section>'
-
-
-# --- tables and plots ------------------------------------------------------------------------
 
 
 def _table(result: Result) -> str:

@@ -1,0 +1,211 @@
+"""`prefetchd replay restore`: options, progress and output."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Annotated
+
+import psutil
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from prefetchd.bench.replay import ReplayError, Report
+from prefetchd.bench.restore_replay import CONTROLS, Plan, plans, replay_restore
+from prefetchd.bench.restore_report import write_restore_report
+from prefetchd.bench.restore_result import RestoreResult, RestoreSettings, encode
+from prefetchd.bench.restore_tables import print_restore
+from prefetchd.lab.attention import TraceError
+from prefetchd.lab.requests import Requests, read_requests
+from prefetchd.units import parse_bytes
+
+EMBEDDED_REQUESTS = "conversation_demo.jsonl.gz"
+_DRAW_S = 0.5
+_PAGE = 4096
+_NO_STORE = ("memory", "faulty", "limited")
+
+Folder = Callable[[Path | None, Console], AbstractContextManager[Path]]
+
+
+def restore(
+    trace: Annotated[
+        Path | None,
+        typer.Argument(help="Requests (.jsonl, .jsonl.gz); default: the embedded ones."),
+    ] = None,
+    store: Annotated[
+        Path | None,
+        typer.Option(help="Folder for the store of each run; default: a temporary one."),
+    ] = None,
+    device: Annotated[str, typer.Option(help="Storage device.")] = "uring",
+    staging_blocks: Annotated[int, typer.Option(help="Blocks that fit into DRAM.")] = 10_000,
+    block_bytes: Annotated[str, typer.Option(help="Bytes of a block.")] = "4KiB",
+    lead_ms: Annotated[
+        list[float] | None,
+        typer.Option(help="How long before its start a request is announced; repeatable."),
+    ] = None,
+    hints: Annotated[
+        bool, typer.Option(help="Tell the blocks ahead; else demand the first two then.")
+    ] = True,
+    limit_blocks_s: Annotated[
+        float, typer.Option(help="Hold reads to so many blocks a second (EMULATED); 0: no limit.")
+    ] = 0.0,
+    consume_blocks_s: Annotated[float, typer.Option(help="Blocks a second a request takes.")] = 200,
+    requests: Annotated[int | None, typer.Option(help="Only the first requests.")] = None,
+    speed: Annotated[
+        float, typer.Option(help="Arrivals, leads and rates so many times as fast.")
+    ] = 1.0,
+    predictor: Annotated[
+        list[str] | None, typer.Option(help="Predictor by name or file; repeatable.")
+    ] = None,
+    controls: Annotated[str, typer.Option(help="Controls, by comma.")] = ",".join(CONTROLS),
+    evict: Annotated[str, typer.Option(help="Eviction: lru, arc or cycle.")] = "lru",
+    rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds.")] = 1,
+    idle_s: Annotated[
+        float, typer.Option(min=0, max=3600, help="Idle gap before every run.")
+    ] = 0.5,
+    depth: Annotated[int, typer.Option(min=1, max=32768, help="Operations in flight.")] = 128,
+    seed: Annotated[int, typer.Option(min=0, max=2**63, help="Seed of the stored bytes.")] = 1,
+    json: Annotated[Path | None, typer.Option(help="Write JSON; - prints it.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Write an HTML report.")] = None,
+) -> None:
+    """Replay requests that come back; say how much of their KV was in DRAM when they started."""
+    from prefetchd.bench.replay_command import check_outputs, temporary_folder
+
+    check_outputs(json, report)
+    leads = lead_ms or [500.0]
+    _check_numbers(leads, staging_blocks, requests, limit_blocks_s, consume_blocks_s, speed)
+    if device in _NO_STORE:
+        raise ReplayError(
+            f"device {device} keeps no store on a path; use --limit-blocks-s to limit"
+        )
+    whole_bytes = _block_bytes(block_bytes)
+    _check_memory(staging_blocks * whole_bytes)
+    load = _read(trace, requests)
+    settings = RestoreSettings(
+        trace=load.name,
+        trace_how=load.how,
+        requests=len(load),
+        blocks=load.distinct,
+        block_bytes=whole_bytes,
+        staging_blocks=min(staging_blocks, load.distinct),
+        leads_ms=leads,
+        hints=hints,
+        limit_blocks_s=limit_blocks_s,
+        consume_blocks_s=consume_blocks_s,
+        speed=speed,
+        evict=evict,
+        depth=depth,
+        rounds=rounds,
+        seed=seed,
+    )
+    named = [name.strip() for name in controls.split(",") if name.strip()]
+    lines = plans(settings, predictor or ["cross_request"], named)
+    console = Console(stderr=True)
+    with temporary_folder(store, console) as directory:
+        directory.mkdir(exist_ok=True)
+        result = _run(directory, load.faster(speed), settings, lines, device, idle_s, console)
+    _show(result, json, report, console)
+
+
+def _check_numbers(
+    leads: list[float],
+    staging: int,
+    requests: int | None,
+    limit: float,
+    consume: float,
+    speed: float,
+) -> None:
+    for lead in leads:
+        if not 0 <= lead < 1e7:
+            raise ReplayError(f"--lead-ms {lead:g} is no lead; give milliseconds, 0 or more")
+    if staging < 64:
+        raise ReplayError(f"--staging-blocks {staging} is too small; give it 64 or more")
+    if requests is not None and requests < 1:
+        raise ReplayError(f"--requests {requests} leaves nothing to replay; give 1 or more")
+    if not 0 <= limit < math.inf:
+        raise ReplayError(f"--limit-blocks-s {limit:g} is no rate; give blocks a second, or 0")
+    for name, value in (("--consume-blocks-s", consume), ("--speed", speed)):
+        if not 0 < value < 1e9:
+            raise ReplayError(f"{name} {value:g} makes no sense; give a number above 0")
+
+
+def _block_bytes(text: str) -> int:
+    size = parse_bytes(text)
+    if size < _PAGE or size % _PAGE:
+        raise ReplayError(
+            f"--block-bytes {text} cannot be read directly; give a multiple of {_PAGE}, as in 64KiB"
+        )
+    return size
+
+
+def _check_memory(need: int) -> None:
+    free = psutil.virtual_memory().available
+    if need > 0.9 * free:
+        raise ReplayError(
+            f"staging takes {need / 2**30:.1f} GiB, but {free / 2**30:.1f} GiB of memory are free; "
+            "use smaller --block-bytes or fewer --staging-blocks"
+        )
+
+
+def _read(trace: Path | None, limit: int | None) -> Requests:
+    if trace is None:
+        with as_file(files("prefetchd.data") / EMBEDDED_REQUESTS) as path:
+            return read_requests(path, limit)
+    if trace.suffix == ".npz":
+        raise TraceError(
+            f"trace {trace} is recorded attention, for `prefetchd replay decode`; a restore needs "
+            "requests, one a line (.jsonl or .jsonl.gz)"
+        )
+    return read_requests(trace, limit)
+
+
+def _run(
+    directory: Path,
+    load: Requests,
+    settings: RestoreSettings,
+    lines: list[Plan],
+    device: str,
+    idle_s: float,
+    console: Console,
+) -> RestoreResult:
+    columns = (TextColumn("{task.description:<34}"), BarColumn(), MofNCompleteColumn())
+    with Progress(
+        *columns, TimeElapsedColumn(), console=console, transient=True, auto_refresh=False
+    ) as progress:
+        task = progress.add_task("replaying", total=settings.rounds * len(lines) * len(load))
+        drawn_s = 0.0
+
+        def draw(count: int) -> None:
+            nonlocal drawn_s
+            progress.advance(task, count)
+            if time.monotonic() - drawn_s > _DRAW_S:
+                progress.refresh()
+                drawn_s = time.monotonic()
+
+        report = Report(
+            say=lambda words: progress.update(task, description=words, refresh=True), steps=draw
+        )
+        return replay_restore(
+            directory, load, settings, lines, device=device, idle_s=idle_s, report=report
+        )
+
+
+def _show(result: RestoreResult, json: Path | None, report: Path | None, console: Console) -> None:
+    if json is not None and str(json) == "-":
+        typer.echo(encode(result).decode())
+    else:
+        print_restore(result)
+    for what, path in (("result", json), ("report", report)):
+        if path is None or str(path) == "-":
+            continue
+        if what == "result":
+            path.write_bytes(encode(result))
+        else:
+            write_restore_report(result, path)
+        words = f"{what}: {path.absolute()}"
+        console.print(words, soft_wrap=True, markup=False, highlight=False)

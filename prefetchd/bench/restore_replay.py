@@ -1,0 +1,179 @@
+"""`prefetchd replay restore`: controls and predictors over recorded requests, lead by lead.
+
+Decides which runs are made, on which store and staging, in which order. One run is
+`bench.restore`'s, figures are `bench.restore_result`'s.
+
+Every run has a store of its own, empty at first, that is erased after it: what a request may find
+there is what earlier requests of the same run have put.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from prefetchd import metrics, registry, store_making
+from prefetchd.assembly import Options
+from prefetchd.bench.content import block_names
+from prefetchd.bench.replay import ReplayError, Report
+from prefetchd.bench.restore import Pace, RestoreLog, RestoreRun
+from prefetchd.bench.restore_result import RestoreResult, RestoreSettings, run_figures
+from prefetchd.bench.seen import Seen, mark
+from prefetchd.device import Arena, File, StorageDevice
+from prefetchd.devices.limited import Limited
+from prefetchd.eviction import EVICTIONS
+from prefetchd.lab.requests import Requests
+from prefetchd.layout import uniform
+from prefetchd.runtime import open_runtime
+
+CONTROLS = ("none",)
+_RUN_FOLDER = "prefetchd-restore-run"
+_WRITE_BUFFERS = 64
+_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One line of the result."""
+
+    name: str
+    control: bool
+    predictor: str
+    lead_ms: float
+
+
+def plans(
+    settings: RestoreSettings, predictors: Sequence[str], controls: Sequence[str]
+) -> list[Plan]:
+    """Controls at the first lead, predictors at each. Raises ReplayError, RegistryError."""
+    unknown = [name for name in controls if name not in CONTROLS]
+    if unknown:
+        raise ReplayError(f"no control is called {unknown[0]!r}; there are {', '.join(CONTROLS)}")
+    if settings.evict not in EVICTIONS:
+        known = ", ".join(EVICTIONS)
+        raise ReplayError(f"no eviction is called {settings.evict!r}; there are {known}")
+    lead_ms = settings.leads_ms[0]
+    found = [Plan(name, True, "none", lead_ms) for name in CONTROLS if name in controls]
+    for name in predictors:
+        registry.predictor_class(name)
+        shown = Path(name).stem if name.endswith(".py") else name
+        found += [Plan(shown, False, name, lead) for lead in settings.leads_ms]
+    keys = [(plan.name, plan.lead_ms, plan.control) for plan in found]
+    if len(set(keys)) < len(keys):
+        raise ReplayError("a predictor or lead is named twice")
+    return found
+
+
+def replay_restore(
+    directory: Path,
+    requests: Requests,
+    settings: RestoreSettings,
+    lines: Sequence[Plan],
+    *,
+    device: str = "uring",
+    idle_s: float = 0.5,
+    report: Report | None = None,
+) -> RestoreResult:
+    """Run everything and say how it went. `requests` are at the replay's speed already.
+
+    Raises ReplayError, StoreError, WrongBytes ...
+    """
+    report = report or Report()
+    folder = directory / _RUN_FOLDER
+    names = np.frombuffer(b"".join(block_names(requests.distinct, settings.seed)), np.uint8)
+    logs: dict[Plan, list[RestoreLog]] = {plan: [] for plan in lines}
+    seen = Seen("host")
+    runner = _Runner(folder, requests, settings, names.reshape(-1, 16), device, seen)
+    for number in range(settings.rounds):
+        for plan in lines if number % 2 == 0 else reversed(lines):
+            report.say(f"round {number + 1}: {plan.name}, {plan.lead_ms:g} ms ahead")
+            time.sleep(idle_s)
+            logs[plan].append(runner.one(plan, report.steps))
+    described = seen.described()
+    if settings.limit_blocks_s and described.kind == "MEASURED":
+        described = msgspec.structs.replace(described, kind="EMULATED")
+    return RestoreResult(
+        device=described,
+        settings=settings,
+        runs=[
+            run_figures(
+                plan.name,
+                control=plan.control,
+                evict=settings.evict,
+                lead_ms=plan.lead_ms,
+                rounds=logs[plan],
+                blocks_needed=len(requests.blocks),
+                page_bytes=settings.block_bytes,
+            )
+            for plan in lines
+        ],
+        notes=_notes(lines, logs),
+    )
+
+
+def _notes(lines: Sequence[Plan], logs: dict[Plan, list[RestoreLog]]) -> list[str]:
+    notes = []
+    for plan in lines:
+        late = np.concatenate([log.lateness_ns for log in logs[plan]])
+        p99 = metrics.percentile(late / 1e6, 0.99)
+        if p99 is not None and p99 > 20:
+            notes.append(
+                f"CLIENT-BOUND: {plan.name} at {plan.lead_ms:g} ms: the replay itself started one"
+                f" request in a hundred {p99:.0f} ms late or more; use a lower --speed"
+            )
+    return notes
+
+
+@dataclass(frozen=True, slots=True)
+class _Runner:
+    folder: Path
+    requests: Requests
+    settings: RestoreSettings
+    names: NDArray[np.uint8]
+    device: str
+    seen: Seen
+
+    def one(self, plan: Plan, progress: Callable[[int], None]) -> RestoreLog:
+        settings, layout = self.settings, uniform(1, self.settings.block_bytes, name="restore")
+        limited: list[Limited] = []
+
+        def open_limited(files: Sequence[File], arena: Arena, depth: int) -> StorageDevice:
+            inner = registry.storage_device_class(self.device)(files, arena, depth)
+            bytes_s = settings.limit_blocks_s * settings.speed * settings.block_bytes
+            limited.append(Limited(inner, bytes_s, held=False))
+            return limited[0]
+
+        options = Options(
+            staging_bytes=settings.staging_blocks * settings.block_bytes,
+            device=open_limited if settings.limit_blocks_s else self.device,
+            predictor=plan.predictor,
+            evict=settings.evict,
+            depth=settings.depth,
+            write_buffers=_WRITE_BUFFERS,
+            demand_timeout_s=_TIMEOUT_S,
+        )
+        pace = Pace(
+            lead_ns=int(plan.lead_ms * 1e6 / settings.speed),
+            block_ns=int(1e9 / settings.consume_blocks_s / settings.speed),
+            hints=settings.hints,
+        )
+        shutil.rmtree(self.folder, ignore_errors=True)
+        store_making.create(self.folder, layout, self.requests.distinct, fill=False)
+        try:
+            with open_runtime(self.folder, layout, options=options) as runtime:
+                for one in limited:  # from here on: opening is not what is measured
+                    one.held = True
+                before = mark(runtime)
+                run = RestoreRun(runtime, self.requests, self.names, pace, settings.seed, progress)
+                log = run.run()
+                self.seen.note(runtime, before)
+        finally:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        return log

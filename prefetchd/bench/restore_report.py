@@ -1,0 +1,158 @@
+"""The HTML report of a restore replay: table, staged share against lead, time-to-ready.
+
+Decides what stands in it. The page around it is the decode report's.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+from pathlib import Path
+from typing import Any
+
+from prefetchd.bench.report import embed, save
+from prefetchd.bench.report_figures import Figure, axis
+from prefetchd.bench.report_lines import DECADES_SHARE, DECADES_US
+from prefetchd.bench.restore_result import RestoreResult, RestoreRun, encode
+from prefetchd.bench.restore_tables import COLUMNS, caption
+
+
+def write_restore_report(result: RestoreResult, path: Path) -> None:
+    """Raises ReportError."""
+    body = [_header(result), _table(result)]
+    figures = [figure for figure in (_staged(result), _ready(result)) if figure.data]
+    body += [
+        f"<section><h2>{figure.title}</h2><p class=reading>{figure.reading}</p>"
+        f'<div class="plot" id="{figure.name}" role="img" aria-label="{figure.title}"></div>'
+        "</section>"
+        for figure in figures
+    ]
+    data = base64.b64encode(encode(result)).decode()
+    body.append(
+        f"<footer>Written by prefetchd; result format {html.escape(result.schema)}. "
+        f'<a download="restore.json" href="data:application/json;base64,{data}">Save the result as '
+        "JSON</a>. This file loads nothing from anywhere.</footer>"
+    )
+    save(embed(f"prefetchd: {result.settings.trace}, restore", body, figures), path)
+
+
+def _header(result: RestoreResult) -> str:
+    kind = result.device.kind
+    best = max(
+        (run for run in result.runs if not run.control and run.staged_share is not None),
+        key=lambda run: run.staged_share or 0,
+        default=None,
+    )
+    said = "Only controls were run"
+    if best is not None and best.staged_share is not None:
+        said = (
+            f"{best.name} had {100 * best.staged_share:.1f} % of the blocks to restore in DRAM in"
+            f" time, {best.lead_ms:g} ms ahead"
+        )
+    words = "".join(f"<p class=what>{html.escape(line)}</p>" for line in caption(result))
+    notes = [*result.device.notes, *result.notes]
+    listed = "".join(f"<li>{html.escape(note)}</li>" for note in notes)
+    return (
+        f'<header><p class="over">prefetchd replay &middot; restore &middot; '
+        f'<span class="badge {kind}">{kind}</span></p><h1>{html.escape(said)}.</h1>{words}</header>'
+        + (f'<section class="notes"><ul>{listed}</ul></section>' if listed else "")
+    )
+
+
+def _table(result: RestoreResult) -> str:
+    heads = "".join(
+        f'<th scope="col">{heading.replace(chr(10), "<br>")}</th>' for heading, _ in COLUMNS
+    )
+    rows = "".join(
+        f'<tr class="{"control" if run.control else ""}"><th scope="row">{html.escape(run.name)}'
+        f"</th>{''.join(f'<td>{cell(run)}</td>' for _, cell in COLUMNS)}</tr>"
+        for run in result.runs
+    )
+    return (
+        "<section><h2>All runs</h2><p class=reading>Staged: blocks that were readable when their "
+        "request first needed them. Ready: from the intended start of a request to the end of its "
+        "last wait. A dash: too few samples.</p>"
+        f'<div class="scroll"><table><thead><tr><th scope="col">run</th>{heads}</tr></thead>'
+        f"<tbody>{rows}</tbody></table></div></section>"
+    )
+
+
+def _staged(result: RestoreResult) -> Figure:
+    names = list(dict.fromkeys(run.name for run in result.runs if not run.control))
+    data: list[dict[str, Any]] = []
+    for number, name in enumerate(names):
+        runs = sorted((r for r in result.runs if r.name == name), key=lambda r: r.lead_ms)
+        data.append(_line(name, number, runs) | {"mode": "lines+markers"})
+    leads = [run.lead_ms for run in result.runs]
+    for run in result.runs:
+        if run.control and run.staged_share is not None and names:
+            share = 100 * run.staged_share
+            data.append(
+                {
+                    "type": "scatter",
+                    "mode": "lines",
+                    "name": html.escape(run.name),
+                    "x": [min(leads), max(leads)],
+                    "y": [share, share],
+                    "line": {"color": f"@{run.name}", "dash": "dash"},
+                }
+            )
+    reading = (
+        "Share of reusable blocks that were in DRAM at their first need, by how long before its "
+        "start a request was announced (logarithmic). Dashed: no prefetch."
+    )
+    layout = {
+        "height": 380,
+        "xaxis": axis("lead (ms, the trace's time)", type="log"),
+        "yaxis": axis("staged in time (%)", range=[0, 102]),
+    }
+    return Figure("staged", "Staged share against lead", reading, data, layout)
+
+
+def _line(name: str, number: int, runs: list[RestoreRun]) -> dict[str, Any]:
+    return {
+        "type": "scatter",
+        "name": html.escape(name),
+        "x": [run.lead_ms for run in runs],
+        "y": [None if run.staged_share is None else 100 * run.staged_share for run in runs],
+        "line": {"color": f"@run{number % 6}"},
+    }
+
+
+def _ready(result: RestoreResult) -> Figure:
+    data = []
+    drawn = sorted(
+        (run for run in result.runs if run.ready_ccdf.us), key=lambda run: run.control
+    )  # so that predictors have the first colours
+    for number, run in enumerate(drawn):
+        dash = "dash" if run.control else "solid"
+        colour = f"@{run.name}" if run.control else f"@run{number % 6}"
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "lines" if len(run.ready_ccdf.us) > 1 else "markers",
+                "name": html.escape(f"{run.name}, {run.lead_ms:g} ms"),
+                "x": run.ready_ccdf.us,
+                "y": run.ready_ccdf.share,
+                "line": {
+                    "color": colour,
+                    "shape": "vh",
+                    "dash": dash,
+                },
+            }
+        )
+    reading = (
+        "Share of requests with something to restore that waited at least this long after their "
+        "intended start until nothing was missing; lower and further left is better."
+    )
+    ticks = {"tickvals": [v for v, _ in DECADES_US], "ticktext": [text for _, text in DECADES_US]}
+    shares = {
+        "tickvals": [v for v, _ in DECADES_SHARE],
+        "ticktext": [text for _, text in DECADES_SHARE],
+    }
+    layout = {
+        "height": 380,
+        "xaxis": axis("time to ready (logarithmic)", type="log", **ticks),
+        "yaxis": axis("took at least as long (logarithmic)", type="log", **shares),
+    }
+    return Figure("ready", "Time to ready", reading, data, layout)

@@ -1,0 +1,72 @@
+"""The terminal table of a restore replay. Decides columns and number formats; computes nothing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TextIO
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from prefetchd.bench.restore_result import RestoreResult, RestoreRun
+from prefetchd.bench.tables import PIPED_COLUMNS, figures, share, size
+
+COLUMNS: tuple[tuple[str, Callable[[RestoreRun], str]], ...] = (
+    ("lead\nms", lambda run: f"{run.lead_ms:g}"),
+    ("staged\n%", lambda run: share(run.staged_share)),
+    ("late\n%", lambda run: share(_part(run, run.outcomes.late))),
+    ("miss\n%", lambda run: share(_part(run, run.outcomes.miss))),
+    ("wasted\nreads %", lambda run: share(run.waste_share)),
+    ("ready\np50 ms", lambda run: figures(run.time_to_ready_ms.p50)),
+    ("ready\np99 ms", lambda run: figures(run.time_to_ready_ms.p99)),
+    ("wait\np99 ms", lambda run: figures(run.demand_wait_ms.p99)),
+    ("lateness\np99 ms", lambda run: figures(run.lateness_ms.p99)),
+)
+
+
+def _part(run: RestoreRun, count: int) -> float | None:
+    return count / run.outcomes.total if run.outcomes.total else None
+
+
+def caption(result: RestoreResult) -> list[str]:
+    """What was run, in lines of words and figures with units."""
+    device, settings = result.device, result.settings
+    limit = f"{settings.limit_blocks_s:g}/s" if settings.limit_blocks_s else "not limited"
+    return [
+        f"{result.regime} | {device.name}: {device.engine} on {device.file_system} | {device.kind}",
+        f"trace {settings.trace} | {settings.requests:,} requests | {settings.blocks:,} blocks of"
+        f" {size(settings.block_bytes)} | staging {settings.staging_blocks:,} blocks"
+        f" | hints {'on' if settings.hints else 'off'}",
+        f"device {limit}, a request takes {settings.consume_blocks_s:g} blocks/s | speed x"
+        f" {settings.speed:g}: leads and rates are the trace's, times are as measured"
+        f" | rounds {settings.rounds} | evict {settings.evict}",
+        settings.trace_how,
+    ]
+
+
+def print_restore(result: RestoreResult, file: TextIO | None = None) -> None:
+    out = file or sys.stdout
+    console = Console(file=out, highlight=False, width=None if out.isatty() else PIPED_COLUMNS)
+    for line in caption(result):
+        console.print(Text(line, style="dim"))
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    table.add_column("run", no_wrap=True, max_width=20)
+    for heading, _ in COLUMNS:
+        table.add_column(Text(heading), justify="right", no_wrap=True)
+    for run in result.runs:
+        style = "dim" if run.control else ""
+        table.add_row(Text(run.name), *(cell(run) for _, cell in COLUMNS), style=style)
+    console.print(table)
+    for note in [*result.device.notes, *result.notes, *_failures(result)]:
+        console.print(Text(f"* {note}"))
+
+
+def _failures(result: RestoreResult) -> list[str]:
+    return [
+        f"FAILED: {run.name} at {run.lead_ms:g} ms: {count:,} {kind}"
+        for run in result.runs
+        for kind, count in run.failures.items()
+    ]

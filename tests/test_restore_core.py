@@ -1,0 +1,99 @@
+"""Restores in the core: read whole, beside waiting demands, few at a time; who goes later."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from prefetchd.core import CoreLimits
+from prefetchd.model import Access, ChainHint, DoneHint, Geometry, Hinted, Ids
+from prefetchd.planner import Planner, PlannerLimits
+from prefetchd.predictors.cross_request import CrossRequest
+from tests.core_bench import Bench, Told, ids
+
+ONE_LAYER = Geometry(layers=1, blocks=200)
+
+
+def pages(commands: list[Told]) -> list[int]:
+    return [page for name, numbers, _ in commands if "read" in name for page in numbers]
+
+
+def test_a_restore_is_planned_whole_and_read_on_as_reads_end() -> None:
+    bench = Bench(64, limits=CoreLimits(prefetch_depth=4))
+    assert pages(bench.guess(*range(20), restores=True)) == [0, 1, 2, 3]
+    assert pages(bench.end()) == [4, 5, 6, 7]
+    bench = Bench(64, limits=CoreLimits(prefetch_depth=4))
+    assert pages(bench.guess(*range(20))) == [0, 1, 2, 3]
+    assert pages(bench.end()) == [4, 5, 6, 7]
+    assert pages(bench.end()) == [], "other guesses end with their burst of eight"
+
+
+def test_a_restore_goes_on_beside_a_waiting_demand_and_other_guesses_do_not() -> None:
+    for restores in (True, False):
+        bench = Bench(64)
+        bench.demand(1, 90)
+        assert (pages(bench.guess(1, 2, restores=restores)) == [1, 2]) == restores
+
+
+def test_a_restore_never_takes_the_room_that_a_demand_lacks() -> None:
+    bench = Bench(4)
+    bench.demand(1, 90, 91, 92)
+    bench.demand(2, 93, 94)
+    assert bench.guess(1, 2, restores=True) == []
+
+
+def test_a_guess_cut_by_the_limit_of_candidates_is_followed_by_another() -> None:
+    bench = Bench(64, limits=CoreLimits(candidates=2))
+    bench.guess(1, 2, restores=True)
+    before = bench.plans_wanted
+    bench.end()
+    assert bench.plans_wanted == before + 1
+
+
+def test_the_depth_that_keeps_a_device_busy_follows_from_what_was_measured() -> None:
+    ahead = np.arange(1, 9, dtype=np.int32)
+    serial, parallel = Planner(PlannerLimits()), Planner(PlannerLimits())
+    assert serial.busy_depth(waiting=False) == PlannerLimits().candidates_max
+    serial.observe_reads(ahead, ahead.astype(np.int64) * 9_000_000)
+    parallel.observe_reads(ahead, 120_000 + ahead.astype(np.int64) * 20_000)
+    assert [serial.busy_depth(waiting=waiting) for waiting in (True, False)] == [1, 2]
+    assert [parallel.busy_depth(waiting=waiting) for waiting in (True, False)] == [13, 14]
+
+
+def test_the_tail_of_a_request_that_returns_goes_first_and_a_resting_one_before_it() -> None:
+    def left(reason: str, new: int) -> list[int]:
+        bench = Bench(38, geometry=ONE_LAYER)
+        bench.stage(*range(100, 132))  # as many victims as are chosen ahead of time
+        bench.stage(0, 1, 2)
+        bench.stage(10, 11, 12)
+        bench.settle()
+        bench.handle(Hinted(DoneHint(1, reason, blocks=ids(0, 1, 2, 999))))
+        bench.stage(*range(140, 140 + 32 + new))
+        return [page for page in bench.resident() if page < 100]
+
+    assert left("tool_use", 3) == [0, 1, 2]
+    assert left("tool_use", 4) == [0, 1]
+    assert left("end_turn", 3) == [10, 11, 12]
+
+
+def demand(predictor: CrossRequest, blocks: Ids | list[int], request: int) -> None:
+    predictor.on_access(Access(np.array(blocks), np.zeros(len(blocks), np.uint8), request))
+
+
+def test_blocks_that_a_request_made_itself_are_learned_from_its_done_hint() -> None:
+    predictor = CrossRequest(ONE_LAYER, 50)
+    predictor.on_done_hint(DoneHint(1, blocks=ids(0, 10, 11, 12, 13)))
+    demand(predictor, [0, 10], 2)
+    guess = predictor.predict(0, 100)
+    assert guess.pages.tolist() == [11, 12, 13]
+    assert guess.restores
+    demand(predictor, [11, 12], 2)
+    predictor.on_done_hint(DoneHint(2, blocks=ids(0, 10, 11, 12, 20, 21)))
+    demand(predictor, [0, 10], 3)
+    assert predictor.predict(0, 100).pages.tolist()[:4] == [11, 12, 20, 21]
+
+
+def test_requests_are_restored_in_the_order_of_their_starts() -> None:
+    predictor = CrossRequest(ONE_LAYER, 50)
+    predictor.on_chain_hint(ChainHint(1, ids(1, 2), start_ns=500))
+    predictor.on_chain_hint(ChainHint(2, ids(3, 4), start_ns=100))
+    assert predictor.predict(0, 100).pages.tolist() == [3, 4, 1, 2]

@@ -4,9 +4,9 @@ Decides what is timed and what is counted. Policy, device and pages are the runt
 figures mean together is the replay's.
 
 A layer's time: demand its pages, wait until they are readable, hand them to the GPU device; then
-its compute is a real wait of `layer_ns`, at whose start the hint for the next layer is given and
-the previous layer's pins are released. What was seen is only noted
-down then; it is checked and counted after the run, so that measuring costs the run nothing.
+its compute is a real wait of `layer_ns`, at whose start the hint for the next layer is given (or
+before it, while the GPU copies) and the previous layer's pins are released. What was seen is only
+noted down then; it is checked and counted after the run, so that measuring costs the run nothing.
 """
 
 from __future__ import annotations
@@ -116,9 +116,13 @@ def _run(
             asked_ns = time.monotonic_ns()
             ticket = runtime.demand(demand.pages, scores=demand.scores).wait()
             readable_ns = time.monotonic_ns()
-            ticket.push(buffer, skip_missing=True).wait()
+            push = ticket.push(buffer, skip_missing=True)
+            copying = not push.done()  # by the GPU itself; the hint is given meanwhile
+            if pace.hints and copying:
+                _foresee(runtime, workload, step, layer)
+            push.wait()
             handed_ns = time.monotonic_ns()
-            if pace.hints:
+            if pace.hints and not copying:
                 _foresee(runtime, workload, step, layer)
             if previous is not None:
                 previous.release()

@@ -9,7 +9,9 @@ it, 4 wrong bytes were about to be used (never expected), 130 interrupted.
 from __future__ import annotations
 
 import logging
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Sequence
 
@@ -76,6 +78,9 @@ def _plugin_fault(error: BaseException) -> str | None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; errors end in one line on stderr and an exit code."""
+    if threading.current_thread() is threading.main_thread():
+        # A service manager's end is an end like any other: what was made for the run is removed.
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         app(arguments)
     except Exception as error:

@@ -68,8 +68,12 @@ class Foresight:
             self._hinted_ns = now_ns
             self._hint_driven = _HINT_DRIVEN_DEMANDS
             hint = _real(hint, len(self._staging.slot_of))
-        elif isinstance(hint, DoneHint) and len(hint.blocks) and hint.reason not in _REST:
-            self._observer.returns(hint.blocks)
+        elif isinstance(hint, DoneHint):
+            # Its last demands came before its end, or they would look like a new request's.
+            while self._observer.show_next(at_once=True):
+                pass
+            if len(hint.blocks) and hint.reason not in _REST:
+                self._observer.returns(hint.blocks)
         self._predictor.on_hint(hint)
 
     def learn(self) -> bool:

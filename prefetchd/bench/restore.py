@@ -72,6 +72,7 @@ class _Request:
     ticket: Ticket | None = None
     count: int = 0  # of the demand that is out
     waited: bool = False
+    put: PutTicket | None = None
 
 
 class RestoreRun:
@@ -159,24 +160,29 @@ class RestoreRun:
         reusable = int(self._reusable[number])
         pages = self._known(number, reusable)
         self.log.unstored += reusable - len(pages)
-        self._put_new(number)
         request = self._live.setdefault(number, _Request(number, pages))
+        request.put = self._put_new(number)
         request.pages, request.started = pages, True
         if reusable:
             self.log.ready_ns[number] = 0
         if request.ticket is None:
             self._take(number, at_ns)
 
-    def _put_new(self, number: int) -> None:
+    def _put_new(self, number: int) -> PutTicket | None:
         new = self._requests.chain(number)[int(self._reusable[number]) :]
         if not len(new):
-            return
+            return None
         page_bytes = self._runtime.page_bytes
         words = self._random.integers(0, 2**64, len(new) * page_bytes // 8, np.uint64)
         rows = words.reshape(len(new), -1)
         rows[:, 0], rows[:, 1] = new.astype(np.uint64), nonce(self._seed)
         pages = rows.view(np.uint8).reshape(len(new), 1, page_bytes)
+<<<<<<< HEAD
         self._puts.append(self._runtime.put(self._names[new], pages, durability="fast"))
+=======
+        self._puts.append(self._runtime.put(self._names[new], pages))
+        return self._puts[-1]
+>>>>>>> restore3
 
     def _take(self, number: int, at_ns: int) -> None:
         """Demand what is due of a request; nothing left: it has ended."""
@@ -238,6 +244,11 @@ class RestoreRun:
         ticket.release()
 
     def _end(self, number: int) -> None:
+        put = self._live[number].put
+        if put is not None and not put.done:  # what it made must be there to be told of
+            later_ns = time.monotonic_ns() + _SLICE_NS
+            heapq.heappush(self._events, (later_ns, number, _TAKE))
+            return
         del self._live[number]
         chain = self._requests.chain(number)
         blocks = self._runtime.lookup(self._names[chain])

@@ -165,7 +165,7 @@ class _Runner:
             hints=settings.hints,
         )
         shutil.rmtree(self.folder, ignore_errors=True)
-        store_making.create(self.folder, layout, self.requests.distinct, fill=False)
+        store_making.create(self.folder, layout, self.requests.distinct, fill=True)
         try:
             with open_runtime(self.folder, layout, options=options) as runtime:
                 for one in limited:  # from here on: opening is not what is measured

@@ -23,6 +23,7 @@ import prefetchd
 from prefetchd import Options, Runtime, uniform
 from prefetchd.format import page_checksum
 from prefetchd.model import Idle
+from prefetchd.records import NEVER_NS
 
 BLOCKS, LAYERS, PAGE_BYTES = 32_768, 32, 4096
 READ_BLOCKS, STEPS = 64, 3
@@ -73,17 +74,13 @@ def _attributes(thing: object) -> Iterator[Any]:
                 yield getattr(thing, name)
 
 
-def fill(runtime: Runtime, read: int) -> None:
-    """Make every block of an empty store known without writing any; the first `read` verify."""
+def fill(runtime: Runtime) -> None:
+    """Make every block of an empty store known without writing any: all are zeros."""
     catalog, layers = runtime._parts.catalog, runtime.geometry.layers
     zeros = np.zeros(runtime.page_bytes, np.uint8)
-    checksums = np.zeros(layers, np.uint64)
+    checksums = np.array([page_checksum(zeros, 0, layer) for layer in range(layers)], np.uint64)
     for number in range(runtime.geometry.blocks):
-        key = number.to_bytes(16, "big")
-        seed = catalog.binding.seed(key)
-        if number < read:
-            checksums[:] = [page_checksum(zeros, seed, layer) for layer in range(layers)]
-        catalog.record(catalog.reserve(), key, seed, checksums, 2**63 - 1)
+        catalog.record(catalog.reserve(), number.to_bytes(16, "big"), 0, checksums, NEVER_NS)
         catalog.publish(number)
 
 
@@ -101,7 +98,7 @@ def bytes_a_page(blocks: int, layers: int, folder: Path | None = None) -> dict[s
     layout = uniform(layers, PAGE_BYTES)
     with prefetchd.open(folder, layout, blocks=blocks, fill=False, options=Options()) as runtime:
         read = min(READ_BLOCKS, blocks // 8)
-        fill(runtime, read)
+        fill(runtime)
         stir(runtime, read)
         held = held_by(runtime)
     held.pop("Memory", 0)  # a device that is the medium itself

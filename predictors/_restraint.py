@@ -41,15 +41,23 @@ class Sample:
         blocks = pages // self._layers
         return blocks * self._rows + (pages - blocks * self._layers) // self.every
 
+    def shows(self, access: Access) -> bool:
+        """Whether it has the first page of a demand; most demands are of one layer."""
+        pages = access.pages
+        return len(pages) > 0 and int(pages[0]) % self._layers % self.every == 0
+
     def of(self, access: Access) -> Access:
         """What the sample has of a demand, its pages by their numbers."""
         if self.every == 1:
             return access
-        pages, outcomes = access.pages, access.outcomes
-        mine = self.has(pages)
+        blocks = access.pages // self._layers
+        layers = access.pages - blocks * self._layers
+        rows = layers // self.every
+        numbers, outcomes = blocks * self._rows + rows, access.outcomes
+        mine = rows * self.every == layers
         if not mine.all():
-            pages, outcomes = pages[mine], outcomes[mine]
-        return Access(self.numbers(pages), outcomes, access.request, None, access.now_ns)
+            numbers, outcomes = numbers[mine], outcomes[mine]
+        return Access(numbers, outcomes, access.request, None, access.now_ns)
 
 
 class GhostLru:

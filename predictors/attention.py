@@ -62,6 +62,7 @@ class Attention(Predictor):
         self._own = True  # nobody else tells the history
         self._layer = -1  # of the latest demand; -1 before the first
         self._marks = np.zeros(geometry.blocks, np.bool_)  # all False between calls
+        self._near = np.zeros(geometry.blocks + 2, np.bool_)  # the same, with one on either side
         self._hinted: tuple[int, Ids, Scores] | None = None  # a layer's pages, until its turn
         self._sources = [np.full(128, source, np.uint8) for source in (HINT, HISTORY)]
         self._next_layer = (np.arange(layers) + 1) % layers
@@ -88,8 +89,7 @@ class Attention(Predictor):
         told by whoever keeps it, afterwards."""
         recorded = 0
         for number, access in enumerate(accesses):
-            one = one_turn(access.pages, self.geometry)
-            turns = [one] if one else self._each_turn(access.pages)
+            turns = self._turns(access.pages, alone=len(accesses) == 1)
             self._demands += 1
             if self._demands % LEARN_DEMANDS == 0 and turns:
                 # Of many layers each has its turn.
@@ -103,7 +103,13 @@ class Attention(Predictor):
         if self._own:
             self._record(accesses[recorded:])
 
-    def _each_turn(self, pages: Ids) -> list[tuple[int, Ids]]:
+    def _turns(self, pages: Ids, *, alone: bool) -> list[tuple[int, Ids]]:
+        """Layer and blocks of each turn in a demand: one, unless it came alone."""
+        if not alone:
+            layers = self.geometry.layers
+            return [(int(pages[0]) % layers, pages // layers)] if len(pages) else []
+        if one := one_turn(pages, self.geometry):
+            return [one]
         return [one for turns, _ in turns_of(pages, self.geometry) for one in turns.each()]
 
     def _record(self, accesses: Sequence[Access]) -> None:
@@ -203,8 +209,12 @@ class Attention(Predictor):
 
     def _candidates(self, layer: int) -> Ids:
         """Blocks that `layer` used lately, or that or whose neighbours are in use now."""
-        blocks = np.concatenate(list(self._latest))
-        near = np.concatenate([blocks - 1, blocks, blocks + 1])
-        near = near[(near >= 0) & (near < self.geometry.blocks)]
-        found: Ids = np.unique(np.concatenate([near, *self._recent[layer]]))
-        return found
+        marks, latest = self._near, np.concatenate(list(self._latest))
+        for offset in range(3):
+            marks[latest + offset] = True
+        if self._recent[layer]:
+            marks[np.concatenate(list(self._recent[layer])) + 1] = True
+        marks[0] = marks[-1] = False
+        found: Ids = np.flatnonzero(marks)
+        marks[found] = False
+        return found - 1

@@ -153,7 +153,7 @@ class Auto(Predictor):
         useless = self._useless()
         for access in accesses:
             self._accesses += 1
-            if len(access.pages) and self._sample.has(access.pages[:1])[0]:
+            if self._sample.shows(access):
                 self._measure(access)
                 useless = self._useless()
             shown = self._accesses // self._pass_accesses % SHOWN_PASSES == 0

@@ -89,8 +89,9 @@ class Cycle(Eviction):
         # A page that came for a demand is wanted, too, until the demand has been shown.
         wanted = self.history.turns_since(layers, places) > 0
         wanted |= self._new[slots] == PREFETCHED
-        wanted &= self._promise[places] == 0.0
-        self._promise[places[wanted]] = UNHINTED_CHANCE
+        if wanted.any():
+            wanted &= self._promise[places] == 0.0
+            self._promise[places[wanted]] = UNHINTED_CHANCE
         self._new[slots] = 0
 
     def touched(self, slots: Slots, pages: Ids, scores: Scores | None) -> None:
@@ -102,6 +103,14 @@ class Cycle(Eviction):
 
     def expected(self, pages: Ids, chances: Scores) -> None:
         self._take_in()
+        one = one_turn(pages, self.geometry)
+        if one is not None:
+            layer, blocks = one
+            promises = self._promises[layer]
+            promises[:] = 0.0
+            promises[1 + blocks] = chances
+            self._stale[layer] = True
+            return
         layers, places = self.history.locate(pages)
         self._promises[np.flatnonzero(np.bincount(layers))] = 0.0
         self._promise[places] = chances

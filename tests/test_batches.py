@@ -258,6 +258,44 @@ def test_a_predictor_guesses_the_same_after_batches(name: str, hinted: bool) -> 
             np.testing.assert_allclose(said.confidence, expected.confidence, rtol=1e-3)
 
 
+@pytest.mark.parametrize("hinted", [False, True])
+def test_attention_guesses_the_same_from_a_shared_history(hinted: bool) -> None:
+    random = np.random.default_rng(7)
+    sharing, apart = Attention(GEOMETRY, SLOTS), Attention(GEOMETRY, SLOTS)
+    kept = Cycle(SLOTS, GEOMETRY)
+    sharing.share(kept.history)
+    for turn in range(40 * GEOMETRY.layers):
+        blocks = np.unique(np.concatenate([[0, turn // 30], random.integers(0, 20, 4)]))
+        access = access_of(GEOMETRY.page_ids(blocks, turn % GEOMETRY.layers), None)
+        for predictor in (sharing, apart):
+            if hinted:
+                predictor.on_page_hint(PageHint(access.pages, np.ones(len(blocks), np.float32)))
+            predictor.on_access(access)
+        kept.demanded(access.pages, None)
+        said, expected = sharing.predict(0, 50), apart.predict(0, 50)
+        assert said.pages.tolist() == expected.pages.tolist()
+        assert said.confidence is not None
+        assert expected.confidence is not None
+        assert said.confidence.tolist() == expected.confidence.tolist()
+
+
+def test_a_page_never_looks_younger_than_it_is() -> None:
+    geometry = Geometry(layers=1, blocks=4)
+    history, plain = UseHistory(geometry), UseHistory(geometry)
+    history.demanded_one(0, np.array([1]))
+    often, all_places = np.array([2]), history.places(np.arange(4), 0)
+    for _ in range((1 << 16) + 2):
+        history.demanded_one(0, often)
+    ages = history.turns_since(0, all_places).tolist()
+    assert ages[2] == 0
+    assert min(ages[0], ages[1], ages[3]) >= 1 << 15
+    for _ in range(2000):
+        plain.demanded_one(0, often)
+    np.testing.assert_allclose(
+        history.log_odds(0, all_places), plain.log_odds(0, all_places), rtol=1e-4
+    )
+
+
 def test_who_inherits_a_short_cut_is_still_told_of_every_demand() -> None:
     class Mine(Attention):
         seen = 0

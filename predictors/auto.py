@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from prefetchd.history import UseHistory
 from prefetchd.model import (
     NO_IDS,
     Access,
@@ -39,7 +40,7 @@ from prefetchd.model import (
 from prefetchd.predictor import Guess, Predictor
 from prefetchd.predictors._merging import SOURCES_MAX, best_first, each_once, source_codes
 from prefetchd.predictors._pace import Pace
-from prefetchd.predictors._restraint import Gains, GhostLru, Guard, Holding
+from prefetchd.predictors._restraint import Gains, GhostLru, Guard, Holding, Sample
 from prefetchd.registry import predictor_class
 
 SOURCES = ("attention", "sliding_window", "cross_request")
@@ -53,7 +54,6 @@ PASS_ACCESSES_MIN = 16  # with few layers a pass alone is too short to judge by
 PROBE_ACCESSES = 32  # a useless source may guess one page in this many accesses
 SHOWN_PASSES = 8  # a useless source sees one pass in so many
 HINT_ACCESSES = 8  # page hints keep coming while there was one in so many accesses
-SAMPLE, SAMPLED_LAYERS_MIN = 4, 24
 
 
 @dataclass(slots=True)
@@ -101,12 +101,12 @@ class Auto(Predictor):
         super().__init__(geometry, slots)
         if not 1 <= len(sources) <= SOURCES_MAX:
             raise ValueError(f"auto runs 1 to {SOURCES_MAX} predictors, not {len(sources)}")
-        self._sample = SAMPLE if geometry.layers >= SAMPLED_LAYERS_MIN else 1
-        ghost = GhostLru(geometry.pages, max(1, slots // self._sample))
+        sample = self._sample = Sample(geometry)
+        ghost = GhostLru(sample.pages, max(1, slots // sample.every))
         self._guard = Guard(ghost)
-        self._gains = Gains(geometry.pages)
+        self._gains = Gains(sample.pages)
         self._sources = [
-            _Source(predictor_class(source)(geometry, slots), Holding(geometry, ghost))
+            _Source(predictor_class(source)(geometry, slots), Holding(sample.pages, ghost))
             for source in sources
         ]
         self._accesses = 0
@@ -123,6 +123,10 @@ class Auto(Predictor):
             if type(source.predictor).on_page_hint is not Predictor.on_page_hint
         ]
         return readers[0] if len(readers) == 1 else None
+
+    def share(self, history: UseHistory) -> None:
+        for source in self._sources:
+            source.predictor.share(history)
 
     def on_access(self, access: Access) -> None:
         self._told((access,))
@@ -149,7 +153,7 @@ class Auto(Predictor):
         useless = self._useless()
         for access in accesses:
             self._accesses += 1
-            if len(access.pages) and access.pages[0] % self.geometry.layers % self._sample == 0:
+            if self._sample.shows(access):
                 self._measure(access)
                 useless = self._useless()
             shown = self._accesses // self._pass_accesses % SHOWN_PASSES == 0
@@ -161,6 +165,7 @@ class Auto(Predictor):
                 source.predictor.on_accesses(mine)
 
     def _measure(self, access: Access) -> None:
+        access = self._sample.of(access)
         ghost_missed = self._guard.observe(access)
         self._count(*self._gains.demanded(access, ghost_missed))
         for source in self._sources:
@@ -172,7 +177,7 @@ class Auto(Predictor):
         for source in self._sources:
             source.recent_gains *= RECENT_DECAY
             keep = source.predictor.predict(0, 0).keep
-            source.holding.judge(keep[keep % self.geometry.layers % self._sample == 0])
+            source.holding.judge(self._sample.numbers(keep[self._sample.has(keep)]))
 
     def on_page_hint(self, hint: PageHint) -> None:
         self._hinted = self._accesses
@@ -193,19 +198,15 @@ class Auto(Predictor):
         numbers = feedback.sources % SOURCES_MAX
         codes = feedback.sources // SOURCES_MAX
         for number, source in enumerate(self._sources):
-            mine = numbers == number
-            if mine.any():
+            if (mine := numbers == number).any():
                 told = Feedback(feedback.pages[mine], codes[mine], feedback.verdicts[mine])
                 source.predictor.on_feedback(told)
-        if self._sample > 1:
-            measured = feedback.pages % self.geometry.layers % self._sample == 0
-            feedback = Feedback(
-                feedback.pages[measured], feedback.sources[measured], feedback.verdicts[measured]
-            )
-            numbers = numbers[measured]
-        wasted = feedback.verdicts == Verdict.WASTED
+        measured = self._sample.has(feedback.pages)
+        wasted = (feedback.verdicts == Verdict.WASTED) & measured
+        met = measured & ~wasted
         self._count(numbers[wasted], np.zeros(np.count_nonzero(wasted), np.bool_))
-        self._count(*self._gains.judged(feedback.pages[~wasted], numbers[~wasted]))
+        pages = self._sample.numbers(feedback.pages[met])
+        self._count(*self._gains.judged(pages, numbers[met]))
 
     def _count(self, numbers: Codes, gains: Mask) -> None:
         """Prefetches of these sources have ended, and some were a gain."""
@@ -272,8 +273,7 @@ class Auto(Predictor):
                 share = UNPROVEN_SHARE
             elif useless:
                 share = 0.0
-            probe = self._accesses % PROBE_ACCESSES == 0
-            least = 1 if share > 0 or probe else 0
+            least = 1 if share > 0 or self._accesses % PROBE_ACCESSES == 0 else 0
             rooms.append(min(max(limit, 0), max(int(limit * share), least)))
         return rooms
 

@@ -13,6 +13,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from prefetchd.catalog import Catalog
 from prefetchd.device import DONE, OP, Arena, Completions, Ops, StorageDevice
@@ -76,12 +77,8 @@ class Driver:
         self._waiting: list[list[Ops]] = [[] for _ in IoClass]
         self._cancelled: Completions = np.empty(0, DONE)  # before the device had them
         slots = len(staging)
-        self._ops = np.zeros(slots, OP)  # the read of one page into each slot, but for its offset
-        self._ops["tag"] = np.arange(slots)
-        self._ops["memory"] = np.arange(slots) * staging.shape[1]
-        self._ops["length"] = staging.shape[1]
         # Pages of the operation that begins at a slot: one, but for those joined.
-        self._run = np.ones(slots, np.int64)
+        self._run = np.ones(slots, np.int32)
         self._page = np.zeros(slots, np.int64)
         self._generation = np.zeros(slots, np.int64)
 
@@ -94,13 +91,18 @@ class Driver:
         follows = pages[1:] - pages[:-1] == 1
         if follows.any():
             pages, slots = self._joined(pages, slots, follows)
-        ops = self._ops[slots]
+        ops = np.zeros(len(slots), OP)
+        ops["memory"] = slots * self.staging.shape[1]
+        ops["length"] = self.staging.shape[1]
         if len(pages) < len(command.pages):
             ops["length"] *= self._run[slots]
-        generations = self._generation[slots].view(np.uint64) & _GENERATION_MASK
-        ops["tag"] |= generations << _SLOT_BITS
+        ops["tag"] = self._tags(slots)
         ops["file"], ops["offset"] = self.catalog.locate(pages)
         self._waiting[command.io_class].append(ops)
+
+    def _tags(self, slots: Slots) -> NDArray[np.uint64]:
+        generations = self._generation[slots].view(np.uint64) & _GENERATION_MASK
+        return (generations << _SLOT_BITS) | slots.view(np.uint64)
 
     def _joined(self, pages: Ids, slots: Slots, follows: Mask) -> tuple[Ids, Slots]:
         """Neighbours on the medium that are neighbours in memory too make one operation: the first
@@ -118,8 +120,7 @@ class Driver:
     def cancel(self, command: Cancel) -> None:
         """End reads early: at once if they are still queued here, else as far as the device can;
         those that began inside a longer run go with it."""
-        generations = self._generation[command.slots].view(np.uint64) & _GENERATION_MASK
-        tags = (generations << _SLOT_BITS) | command.slots.astype(np.uint64)
+        tags = self._tags(command.slots)
         for queue in self._waiting[: IoClass.WRITE_BACK]:
             for place, ops in enumerate(queue):
                 unwanted = np.isin(ops["tag"], tags)
@@ -165,7 +166,7 @@ class Driver:
         if not current.all():
             self._failed("completion seen twice", len(current) - int(np.count_nonzero(current)))
             completions, first = completions[current], first[current]
-        runs = self._run[first]
+        runs = self._run[first].astype(np.int64)
         self._run[first] = 1
         lengths = runs * self.staging.shape[1]
         results = completions["result"]

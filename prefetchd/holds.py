@@ -23,8 +23,6 @@ class Holds:
         self._staging = staging
         self._geometry = geometry
         self._waiting = waiting
-        self._seen = np.zeros(geometry.pages, np.int32)
-        self._order = np.arange(staging.slots, dtype=np.int32)
 
     def blocks(self) -> Mask:
         """Blocks (bool, one a block) whose pages somebody reads, waits for or has on the way."""
@@ -48,7 +46,10 @@ class Holds:
         if not catalog.all_known(pages):
             bad = pages[~catalog.known(pages)][0]
             raise ValueError(f"page {bad} belongs to no block of this store; use lookup() first")
-        order = self._order[: len(pages)]
-        self._seen[pages] = order
-        if (self._seen[pages] != order).any():
+        if (pages[1:] <= pages[:-1]).any() and not _distinct(pages):
             raise ValueError("a page is demanded twice in one batch; make the ids distinct")
+
+
+def _distinct(pages: Ids) -> bool:
+    ordered = np.sort(pages)
+    return bool((ordered[1:] != ordered[:-1]).all())

@@ -68,7 +68,7 @@ class Staging:
         self.source = np.zeros(slots, np.uint8)
         self.kept = np.zeros(slots, np.bool_)
         self.keeping = False  # whether any is kept
-        self._free = np.arange(slots - 1, -1, -1, dtype=np.int64)  # a stack; lowest slot on top
+        self._free = np.arange(slots - 1, -1, -1, dtype=np.int32)  # a stack; lowest slot on top
         self._free_count = slots
         self.reserve = min(_RESERVE_MAX, int(slots * _RESERVE_SHARE))
         self._spare = 0  # the same for prefetches; none before the first
@@ -155,7 +155,8 @@ class Staging:
 
     def _take_free(self, count: int) -> Slots:
         self._free_count -= count
-        return self._free[self._free_count : self._free_count + count][::-1].copy()
+        taken = self._free[self._free_count : self._free_count + count]
+        return taken[::-1].astype(np.int64)
 
     def _evict(self, victims: Slots) -> Evicted:
         """Part readable, unpinned slots from their pages; the caller fills or frees the slots."""

@@ -177,12 +177,8 @@ class RestoreRun:
         rows = words.reshape(len(new), -1)
         rows[:, 0], rows[:, 1] = new.astype(np.uint64), nonce(self._seed)
         pages = rows.view(np.uint8).reshape(len(new), 1, page_bytes)
-<<<<<<< HEAD
         self._puts.append(self._runtime.put(self._names[new], pages, durability="fast"))
-=======
-        self._puts.append(self._runtime.put(self._names[new], pages))
         return self._puts[-1]
->>>>>>> restore3
 
     def _take(self, number: int, at_ns: int) -> None:
         """Demand what is due of a request; nothing left: it has ended."""

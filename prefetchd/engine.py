@@ -82,7 +82,7 @@ class Engine:
             self.clock,
             self._due_ns,
             self._step,
-            lambda: self.core.reading,
+            lambda: driver.device.in_flight,
             lambda ns: driver.device.wait(ns, driver.device.in_flight),
             self.collect,
         )

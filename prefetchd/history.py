@@ -233,8 +233,8 @@ class UseHistory:
 
     def _age(self, layers: Ids | int, places: Ids) -> NDArray[np.uint16]:
         """Turns of its layer since each page was used, modulo 2**16."""
-        used = self._words.view(np.uint16)[3::4]
-        age: NDArray[np.uint16] = self._now[layers] - used.take(places)
+        used = self._words.take(places).view(np.uint16)[3::4]
+        age: NDArray[np.uint16] = self._now[layers] - used
         return age
 
     def _sweep(self, layer: int) -> None:

@@ -24,7 +24,6 @@ import numpy as np
 
 from prefetchd.history import UseHistory
 from prefetchd.model import (
-    NO_IDS,
     Access,
     ChainHint,
     Codes,
@@ -34,12 +33,12 @@ from prefetchd.model import (
     Ids,
     Mask,
     PageHint,
-    Scores,
     Verdict,
 )
 from prefetchd.predictor import Guess, Predictor
-from prefetchd.predictors._merging import SOURCES_MAX, best_first, each_once, source_codes
+from prefetchd.predictors._merging import SOURCES_MAX, Weighed, each_once, merged, source_codes
 from prefetchd.predictors._pace import Pace
+from prefetchd.predictors._restores import Restores
 from prefetchd.predictors._restraint import Gains, GhostLru, Guard, Holding, Sample
 from prefetchd.registry import predictor_class
 
@@ -77,17 +76,6 @@ class _Source:
         self.recent_gains += gains
 
 
-@dataclass(frozen=True, slots=True)
-class _Weighed:
-    """A source's guess after its measure was taken."""
-
-    pages: Ids
-    scores: Scores
-    codes: Codes
-    deadline_ns: int | None
-    held: Ids
-
-
 class Auto(Predictor):
     """Runs the predictors named in `sources` (found by name, at most 16) together.
 
@@ -112,17 +100,16 @@ class Auto(Predictor):
         self._accesses = 0
         self._pass_accesses = max(geometry.layers, PASS_ACCESSES_MIN)
         self._hinted = self._chained = -(1 << 30)  # the access before which the last hint came
-        self._hint_reader = self._only_reader()
+        readers = self._readers("on_page_hint")
+        self._hint_reader = readers[0] if len(readers) == 1 else None
+        self._chain_readers = self._readers("on_chain_hint")
+        self._restores = Restores(geometry, slots)
         self._pace = Pace()
 
-    def _only_reader(self) -> int | None:
-        """The one source that reads page hints, if there is just one."""
-        readers = [
-            number
-            for number, source in enumerate(self._sources)
-            if type(source.predictor).on_page_hint is not Predictor.on_page_hint
-        ]
-        return readers[0] if len(readers) == 1 else None
+    def _readers(self, hook: str) -> list[int]:
+        """The sources that read such hints."""
+        hooks = [getattr(type(source.predictor), hook) for source in self._sources]
+        return [n for n, own in enumerate(hooks) if own is not getattr(Predictor, hook)]
 
     def share(self, history: UseHistory) -> None:
         for source in self._sources:
@@ -187,10 +174,12 @@ class Auto(Predictor):
 
     def on_chain_hint(self, hint: ChainHint) -> None:
         self._chained = self._accesses
+        self._restores.hinted(hint)
         for source in self._sources:
             source.predictor.on_chain_hint(hint)
 
     def on_done_hint(self, hint: DoneHint) -> None:
+        self._restores.done(hint)
         for source in self._sources:
             source.predictor.on_done_hint(hint)
 
@@ -217,15 +206,14 @@ class Auto(Predictor):
                 source.count(*counts)
 
     def predict(self, now_ns: int, limit: int) -> Guess:
+        for reader in self._chain_readers if self._restoring() else ():
+            guess = self._one(reader, now_ns, limit)
+            if guess.restores and len(guess.pages):
+                return guess  # needed for certain: there is nothing to weigh
         if not (self._pace.guessing and self._guard.open):
             return Guess()
-        reader = self._hint_reader
-        if reader is not None and self._led_by_hints():
-            guess = self._sources[reader].predictor.predict(now_ns, limit)
-            codes = source_codes(reader, guess.sources, len(guess.pages))
-            return Guess(
-                guess.pages, guess.confidence, guess.deadline_ns, codes, self._held(now_ns)
-            )
+        if self._hint_reader is not None and self._led_by_hints():
+            return self._one(self._hint_reader, now_ns, limit)
         guesses = [
             _weighed(number, source, source.predictor.predict(now_ns, room), room)
             for number, (source, room) in enumerate(
@@ -233,17 +221,17 @@ class Auto(Predictor):
             )
             if room or source.holding.earned_parts
         ]
-        said = [guess for guess in guesses if len(guess.pages)]
-        held = each_once([guess.held for guess in guesses if len(guess.held)])
-        pages = np.concatenate([NO_IDS, *[guess.pages for guess in said]])
-        scores = np.concatenate([np.empty(0, np.float32), *[guess.scores for guess in said]])
-        codes = np.concatenate([np.empty(0, np.uint8), *[guess.codes for guess in said]])
-        best = best_first(pages, scores)[: max(0, limit)]
-        deadlines = [guess.deadline_ns for guess in said]
-        known = [deadline for deadline in deadlines if deadline is not None]
-        # Pages without a deadline may be wanted sooner than those with one.
-        deadline_ns = min(known) if known and len(known) == len(deadlines) else None
-        return Guess(pages[best], scores[best], deadline_ns, codes[best], held)
+        return merged(guesses, limit)
+
+    def _one(self, number: int, now_ns: int, limit: int) -> Guess:
+        """What one source says, as it says it."""
+        guess = self._sources[number].predictor.predict(now_ns, limit)
+        codes, held = source_codes(number, guess.sources, len(guess.pages)), self._held(now_ns)
+        return Guess(guess.pages, guess.confidence, guess.deadline_ns, codes, held, guess.restores)
+
+    def _restoring(self) -> bool:
+        """Whether a request comes back, and no page hints say that a decode is what goes on."""
+        return self._restores.any and self._accesses - self._hinted > HINT_ACCESSES
 
     def _led_by_hints(self) -> bool:
         """Whether page hints keep coming and nothing else has anything better to say: then the
@@ -286,11 +274,11 @@ class Auto(Predictor):
         return [s.ended >= PROVEN_ENDED and s.precision < floor for s in self._sources]
 
 
-def _weighed(number: int, source: _Source, guess: Guess, room: int) -> _Weighed:
+def _weighed(number: int, source: _Source, guess: Guess, room: int) -> Weighed:
     """At most `room` pages of a source's guess, their scores, and codes that tell it apart."""
     pages = guess.pages[:room]
     sure = np.float32(0.5) if guess.confidence is None else guess.confidence[:room]
-    return _Weighed(
+    return Weighed(
         pages,
         np.full(len(pages), source.precision, np.float32) * sure,
         source_codes(number, guess.sources, len(pages)),

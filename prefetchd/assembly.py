@@ -41,6 +41,14 @@ GpuFactory = Callable[[NDArray[np.uint8], int], GpuDevice]
 PredictorFactory = Callable[[Geometry, int], Predictor]
 
 _FALLBACK = "threads"
+_COUNTS = (
+    "depth",
+    "write_buffers",
+    "put_threads",
+    "staging_bytes",
+    "flush_after_blocks",
+    "cap_bytes",
+)
 _CLOSE_TIMEOUT_NS = 10_000_000_000
 
 
@@ -49,7 +57,8 @@ class Options:
     """How a runtime is built. Names go through the registry; a factory may stand for a name.
 
     `staging_bytes` None: a quarter of the store. `depth`: operations in flight on the device.
-    `write_buffers`: blocks on their way to the store at once. `demand_timeout_s`: after it a
+    `write_buffers`: blocks on their way to the store at once. `put_threads`: how many copy a large
+    put, the caller's included (None: as the cores allow). `demand_timeout_s`: after it a
     demand is answered with what is there, the rest as missing. `put_timeout_s`: after it a block
     that the device does not write is given up.
 
@@ -70,6 +79,7 @@ class Options:
     evict: str = "cycle"
     depth: int = 128
     write_buffers: int = 16
+    put_threads: int | None = None
     demand_timeout_s: float = 10.0
     put_timeout_s: float = 30.0
     flush_after_blocks: int = 64
@@ -84,7 +94,7 @@ class Options:
     planner: PlannerLimits = field(default_factory=PlannerLimits)
 
     def __post_init__(self) -> None:
-        for name in ("depth", "write_buffers", "staging_bytes", "flush_after_blocks", "cap_bytes"):
+        for name in _COUNTS:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"option {name} is {value}; it must be at least 1")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +18,10 @@ from prefetchd.assembly import Options, Parts
 from prefetchd.catalog import StoreFullError
 from prefetchd.driver import Driver
 from prefetchd.engine import Engine
+from prefetchd.filling import Fillers, threads_for_copies
 from prefetchd.hostinfo import errno_name
 from prefetchd.model import Mask
-from prefetchd.pipeline import Waiter
+from prefetchd.pipeline import Job, Waiter
 from prefetchd.records import NEVER_NS
 from prefetchd.room import Room
 from prefetchd.tickets import PutTicket
@@ -57,17 +59,26 @@ def puts_of(engine: Engine, parts: Parts, options: Options, held: Callable[[], M
     limits = PutLimits(
         int(options.demand_timeout_s * 1e9), int(options.put_timeout_s * 1e9), options.ttl_s
     )
-    return Puts(engine, parts.driver, room, admission, limits)
+    shape = parts.store.superblock
+    fillers = Fillers(options.put_threads or threads_for_copies(), shape.extent_bytes)
+    return Puts(engine, parts.driver, room, admission, fillers, limits)
 
 
 class Puts:
     def __init__(
-        self, engine: Engine, driver: Driver, room: Room, admission: Admission, limits: PutLimits
+        self,
+        engine: Engine,
+        driver: Driver,
+        room: Room,
+        admission: Admission,
+        fillers: Fillers,
+        limits: PutLimits,
     ) -> None:
         self._engine = engine
         self._driver = driver
         self.room = room
         self.admission = admission
+        self.fillers = fillers
         self._room_timeout_ns = limits.room_timeout_ns
         self._write_timeout_ns = limits.write_timeout_ns
         self._ttl_s = limits.ttl_s
@@ -82,7 +93,7 @@ class Puts:
             raise ValueError(f"durability is one of {DURABILITIES}, not {durability!r}")
         rows = self._as_pages(pages, len(names))
         expires_ns = self._expiry(self._ttl_s if ttl_s is None else ttl_s)
-        engine, writer = self._engine, self._driver.writer
+        engine, binding = self._engine, self._driver.catalog.binding
         with engine.lock:
             engine.check()
             self.room.tidy()
@@ -91,23 +102,49 @@ class Puts:
             ticket = PutTicket(engine, len(names))
             if names:
                 self._open[number] = ticket
-        for position, key in enumerate(names):
-            with engine.lock:
+        seeds = binding.seeds(np.array(names, "V16")).tolist() if names else []
+        last = len(names) - 1
+        with self.fillers.shift() as shift:
+            for position, key in enumerate(names):
                 waiter = self._waiter(number, position, durability)
-                if self._answered(waiter, key) or self._refused(waiter, key):
-                    continue
-            engine.wait(self.room.ready, engine.clock() + self._room_timeout_ns)
-            with engine.lock:
-                engine.check()
-                waiter = self._waiter(number, position, durability)
-                if self._answered(waiter, key):
-                    continue  # somebody else put it meanwhile
-                if not writer.full:
-                    self._put_block(waiter, key, rows[position], expires_ns)
-                else:
-                    self._fail(waiter, _LOST if writer.lost else _BUSY)
+                job = self._reserved(waiter, key, seeds[position])
+                if job is not None:
+                    task = partial(self._fill, job, rows[position], expires_ns)
+                    shift.do(task, last=position == last)
         engine.wake()
         return ticket
+
+    def _reserved(self, waiter: Waiter, key: bytes, seed: int) -> Job | None:
+        """Room for a block; None if it needs or gets none."""
+        engine, writer = self._engine, self._driver.writer
+        with engine.lock:
+            if self._answered(waiter, key) or self._refused(waiter, key):
+                return None
+        engine.wait(self.room.ready, engine.clock() + self._room_timeout_ns)
+        with engine.lock:
+            engine.check()
+            if self._answered(waiter, key):
+                return None  # somebody else put it meanwhile
+            if writer.full:
+                self._fail(waiter, _LOST if writer.lost else _BUSY)
+                return None
+            try:
+                return writer.reserve(waiter, key, seed)
+            except StoreFullError as error:
+                self._fail(waiter, str(error))
+                return None
+
+    def _fill(self, job: Job, rows: NDArray[np.uint8], expires_ns: int) -> None:
+        """Without the lock: copying takes longer than everything else there is to do."""
+        checksums = None
+        try:
+            checksums = self._driver.writer.fill(job, rows)
+        finally:
+            with self._engine.lock:
+                for end in self._driver.writer.filled(job, checksums, expires_ns):
+                    self.written(end)
+                self._engine.check()
+                self._move()
 
     def _waiter(self, number: int, position: int, durability: str) -> Waiter:
         deadline_ns = self._engine.clock() + self._write_timeout_ns
@@ -153,16 +190,6 @@ class Puts:
         self._open[waiter.put].refused.append(waiter.position)
         self._settle(waiter.put, waiter.position, -1)
         return True
-
-    def _put_block(
-        self, waiter: Waiter, key: bytes, rows: NDArray[np.uint8], expires_ns: int
-    ) -> None:
-        try:
-            self._driver.writer.stage(waiter, key, rows, expires_ns)
-        except StoreFullError as error:
-            self._fail(waiter, str(error))
-            return
-        self._move()
 
     def _move(self) -> None:
         now_ns = self._engine.clock()

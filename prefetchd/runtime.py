@@ -214,6 +214,7 @@ class Runtime:
             clean = writer.idle
         finally:
             self.engine.stop()
+            self._puts.fillers.stop()
             self._parts.close(clean=clean)
 
     def __enter__(self) -> Self:

@@ -131,13 +131,6 @@ class Commit:
             return self._flush()
         return None
 
-    def due(self, now_ns: int) -> bool:
-        """Whether `step` would have something to do now."""
-        if self._under is not None or now_ns < self._paused_ns:
-            return False
-        waiting = self._compacting or self._ready or self._removing or self._unsaid
-        return bool(waiting) or self._asks(now_ns)
-
     def _gathered(self, now_ns: int) -> bool:
         """Whether a flush that is asked for waits no more for payloads that could share it."""
         if not self._asked_ns:

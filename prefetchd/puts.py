@@ -103,14 +103,20 @@ class Puts:
             if names:
                 self._open[number] = ticket
         seeds = binding.seeds(np.array(names, "V16")).tolist() if names else []
-        last = len(names) - 1
-        with self.fillers.shift() as shift:
-            for position, key in enumerate(names):
-                waiter = self._waiter(number, position, durability)
-                job = self._reserved(waiter, key, seeds[position])
-                if job is not None:
-                    task = partial(self._fill, job, rows[position], expires_ns)
-                    shift.do(task, last=position == last)
+        left = iter(range(len(names)))
+        try:
+            with self.fillers.shift() as shift:
+                for position in left:
+                    waiter = self._waiter(number, position, durability)
+                    job = self._reserved(waiter, names[position], seeds[position])
+                    if job is not None:
+                        task = partial(self._fill, job, rows[position], expires_ns)
+                        shift.do(task, last=position == len(names) - 1)
+        except BaseException:
+            with engine.lock:
+                for position in left:
+                    self._settle(number, position, -1, "the put was interrupted")
+            raise
         engine.wake()
         return ticket
 

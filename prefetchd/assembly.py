@@ -30,7 +30,7 @@ from prefetchd.pipeline import FlushLimits
 from prefetchd.planner import Planner, PlannerLimits
 from prefetchd.predictor import Predictor
 from prefetchd.recovery import recover
-from prefetchd.room import blocks_under_cap
+from prefetchd.room import blocks_under_cap, blocks_under_quota
 from prefetchd.staging import Staging
 from prefetchd.store import Store, StoreError
 from prefetchd.write_hints import hint_lifetime
@@ -48,7 +48,9 @@ _COUNTS = (
     "staging_bytes",
     "flush_after_blocks",
     "cap_bytes",
+    "quota_bytes",
 )
+_AMOUNTS = ("demand_timeout_s", "put_timeout_s", "flush_after_s", "lease_s", "floor_bytes")
 _CLOSE_TIMEOUT_NS = 10_000_000_000
 
 
@@ -63,7 +65,9 @@ class Options:
     that the device does not write is given up.
 
     `flush_after_blocks`, `flush_after_s`: what a crash may take of what was put "fast".
-    `cap_bytes`: the store uses no more of its files than that. `floor_bytes`: when less is free on
+    `cap_bytes`: the store uses no more of its files than that. `quota_bytes`: nor this namespace
+    for its own blocks. `lease_s`: so long after it was looked up or demanded a block is evicted
+    only if there is no other. `floor_bytes`: when less is free on
     a file system, nothing is written. `ttl_s`: after it a block is found no more. `admission`:
     "all", or "second-touch": only what is put for the second time is written. `evict_blocks`: a
     full store forgets what was not used for longest; if not, it refuses new blocks. `scan`: read
@@ -85,6 +89,8 @@ class Options:
     flush_after_blocks: int = 64
     flush_after_s: float = 1.0
     cap_bytes: int | None = None
+    quota_bytes: int | None = None
+    lease_s: float = 30.0
     floor_bytes: int = 0
     ttl_s: float | None = None
     admission: str = "all"
@@ -98,7 +104,7 @@ class Options:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"option {name} is {value}; it must be at least 1")
-        for name in ("demand_timeout_s", "put_timeout_s", "flush_after_s", "floor_bytes"):
+        for name in _AMOUNTS:
             value = getattr(self, name)
             if not 0 <= value < math.inf:
                 raise ValueError(f"option {name} is {value}; it must be a number, 0 or above")
@@ -156,6 +162,7 @@ def assemble(store: Store, options: Options) -> Parts:
             store, device, scratch, options.namespace, visible, scan=options.scan
         )
         catalog.blocks_max = blocks_under_cap(shape, options.cap_bytes)
+        catalog.mine_max = blocks_under_quota(shape, options.quota_bytes)
         gpu = _open_gpu(options, staging)
     except BaseException:
         device.close()

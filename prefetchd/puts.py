@@ -54,6 +54,7 @@ def puts_of(engine: Engine, parts: Parts, options: Options, held: Callable[[], M
         parts.store.directories,
         options.floor_bytes,
         evict=options.evict_blocks,
+        lease_ns=int(options.lease_s * 1e9),
     )
     admission = Admission(options.admission, max(1024, parts.geometry.blocks))
     limits = PutLimits(
@@ -218,6 +219,7 @@ class Puts:
 
     def _settle(self, put: int, position: int, block: int, failure: str = "") -> None:
         ticket = self._open[put]
-        ticket.settle(position, block, failure)
+        stamp = int(self._driver.catalog.stamps[block]) if block >= 0 else 0
+        ticket.settle(position, block, failure, stamp)
         if ticket.done:
             del self._open[put]

@@ -66,8 +66,8 @@ class Options:
 
     `flush_after_blocks`, `flush_after_s`: what a crash may take of what was put "fast".
     `cap_bytes`: the store uses no more of its files than that. `quota_bytes`: nor this namespace
-    for its own blocks. `lease_s`: so long after it was looked up or demanded a block is evicted
-    only if there is no other. `floor_bytes`: when less is free on
+    for its own blocks. `lease_s`: so long after it was looked up or demanded a block is not
+    evicted, while that concerns at most half the store. `floor_bytes`: when less is free on
     a file system, nothing is written. `ttl_s`: after it a block is found no more. `admission`:
     "all", or "second-touch": only what is put for the second time is written. `evict_blocks`: a
     full store forgets what was not used for longest; if not, it refuses new blocks. `scan`: read

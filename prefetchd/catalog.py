@@ -207,6 +207,9 @@ class Catalog:
         """Up to `count` blocks that have not been used for longest, `held` and busy ones left out:
         of this namespace only (`mine`), or of all. They are still found."""
         allowed = (self._visible if mine else self._visible | self._foreign) & ~held & ~self.busy
+        return self.least_used(allowed, count)
+
+    def least_used(self, allowed: Mask, count: int) -> Ids:
         return oldest(np.flatnonzero(allowed), self._used, count)
 
     def hide(self, blocks: Ids) -> None:

@@ -62,7 +62,8 @@ class Room:
     """`held`: which blocks (bool, one a block) somebody reads or waits for. All methods are
     called under the engine's lock, or take it.
 
-    Blocks under lease are evicted only when nothing else can be, so that no lease makes a put fail.
+    Blocks under lease are not evicted while they are at most half of what there may be, and there
+    is another to evict: so no lease makes a put fail.
     """
 
     def __init__(
@@ -142,24 +143,34 @@ class Room:
             used, most = catalog.mine_used, catalog.mine_max
         count = max(1, min(_BATCH_MAX, most // _BATCH_SHARE), used - most)
         held = self._held()
-        leased = self._leased_until_ns > self._engine.clock()
+        leased = self._leased(held, most // 2)
         victims = catalog.victims(count, held | leased, mine=mine)
         on_its_way = catalog.busy.any() and not self._driver.writer.given_up
         if len(victims) == 0 and not on_its_way:  # else that can be evicted in a moment
             victims = catalog.victims(count, held, mine=mine)
-            self._note_cut(len(victims))
+        self._note_cut(victims)
         catalog.hide(victims)
         self.evicted += len(victims)
         self._remove(victims)
         return len(victims) > 0
 
-    def _note_cut(self, count: int) -> None:
-        if count and not self.leases_cut:
+    def _leased(self, held: Mask, most: int) -> Mask:
+        """Blocks that are kept since somebody has a lease on them: no more than `most`, those used
+        last, so that what is put can stay as well."""
+        leased: Mask = (self._leased_until_ns > self._engine.clock()) & ~held
+        excess = int(np.count_nonzero(leased)) - most
+        if excess > 0:
+            leased[self._driver.catalog.least_used(leased, excess)] = False
+        return leased
+
+    def _note_cut(self, victims: Ids) -> None:
+        cut = int(np.count_nonzero(self._leased_until_ns[victims] > self._engine.clock()))
+        if cut and not self.leases_cut:
             log.warning(
-                "blocks are evicted that were looked up a short while ago, since there are no "
-                "others: the store is too small for what is asked of it at once"
+                "blocks are evicted that were looked up a short while ago, since half the store is "
+                "under such leases: it is too small for what is asked of it at once"
             )
-        self.leases_cut += count
+        self.leases_cut += cut
 
     def _remove(self, blocks: Ids) -> None:
         if len(blocks) == 0:

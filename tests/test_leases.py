@@ -60,11 +60,19 @@ def test_no_lease_makes_a_put_fail_and_cutting_them_is_said_once(
         runtime.lookup(keys(BLOCKS))
         put = runtime.put(keys(2, BLOCKS), pages[BLOCKS:]).wait()
         assert put.failures == []
-        assert runtime.stats().store_writes.leases_cut == 1, "the second could evict the first"
-        runtime.lookup(keys(1, BLOCKS + 1))
-        assert runtime.put(keys(1, 50), pages[:1]).wait().failures == []
+        assert there(runtime, BLOCKS + 2) == [*range(6), 8, 9], "the end of the chain has gone"
         assert runtime.stats().store_writes.leases_cut == 2
     assert caplog.text.count("looked up a short while ago") == 1
+
+
+def test_leased_blocks_go_before_a_put_fails_for_want_of_others() -> None:
+    with open_plain(None) as runtime:
+        blocks = runtime.put(keys(BLOCKS), content(BLOCKS)).blocks
+        with runtime.demand(runtime.pages(blocks[4:], 0)):
+            runtime.lookup(keys(4))
+            assert runtime.put(keys(1, 50), content(1)).wait().failures == []
+        assert there(runtime, BLOCKS) == [0, 1, 2, 4, 5, 6, 7]
+        assert runtime.stats().store_writes.leases_cut == 1
 
 
 def test_a_stale_index_is_a_miss_with_stamps_and_another_block_without() -> None:

@@ -12,6 +12,7 @@ from prefetchd.engine import EngineError
 from prefetchd.gpu import GpuError
 from prefetchd.keys import block_keys
 from prefetchd.layout import Layout, LayoutError, uniform
+from prefetchd.lookups import Found
 from prefetchd.model import ChainHint, DoneHint, Outcome, PageHint
 from prefetchd.registry import RegistryError
 from prefetchd.runtime import Runtime
@@ -25,6 +26,7 @@ __all__ = [
     "DeviceError",
     "DoneHint",
     "EngineError",
+    "Found",
     "GpuError",
     "Layout",
     "LayoutError",

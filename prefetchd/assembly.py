@@ -30,7 +30,7 @@ from prefetchd.pipeline import FlushLimits
 from prefetchd.planner import Planner, PlannerLimits
 from prefetchd.predictor import Predictor
 from prefetchd.recovery import recover
-from prefetchd.room import blocks_under_cap
+from prefetchd.room import blocks_under_cap, blocks_under_quota
 from prefetchd.staging import Staging
 from prefetchd.store import Store, StoreError
 from prefetchd.write_hints import hint_lifetime
@@ -41,6 +41,16 @@ GpuFactory = Callable[[NDArray[np.uint8], int], GpuDevice]
 PredictorFactory = Callable[[Geometry, int], Predictor]
 
 _FALLBACK = "threads"
+_COUNTS = (
+    "depth",
+    "write_buffers",
+    "put_threads",
+    "staging_bytes",
+    "flush_after_blocks",
+    "cap_bytes",
+    "quota_bytes",
+)
+_AMOUNTS = ("demand_timeout_s", "put_timeout_s", "flush_after_s", "lease_s", "floor_bytes")
 _CLOSE_TIMEOUT_NS = 10_000_000_000
 
 
@@ -49,12 +59,15 @@ class Options:
     """How a runtime is built. Names go through the registry; a factory may stand for a name.
 
     `staging_bytes` None: a quarter of the store. `depth`: operations in flight on the device.
-    `write_buffers`: blocks on their way to the store at once. `demand_timeout_s`: after it a
+    `write_buffers`: blocks on their way to the store at once. `put_threads`: how many copy a large
+    put, the caller's included (None: as the cores allow). `demand_timeout_s`: after it a
     demand is answered with what is there, the rest as missing. `put_timeout_s`: after it a block
     that the device does not write is given up.
 
     `flush_after_blocks`, `flush_after_s`: what a crash may take of what was put "fast".
-    `cap_bytes`: the store uses no more of its files than that. `floor_bytes`: when less is free on
+    `cap_bytes`: the store uses no more of its files than that. `quota_bytes`: nor this namespace
+    for its own blocks. `lease_s`: so long after it was looked up or demanded a block is not
+    evicted, while that concerns at most half the store. `floor_bytes`: when less is free on
     a file system, nothing is written. `ttl_s`: after it a block is found no more. `admission`:
     "all", or "second-touch": only what is put for the second time is written. `evict_blocks`: a
     full store forgets what was not used for longest; if not, it refuses new blocks. `scan`: read
@@ -70,11 +83,14 @@ class Options:
     evict: str = "cycle"
     depth: int = 128
     write_buffers: int = 16
+    put_threads: int | None = None
     demand_timeout_s: float = 10.0
     put_timeout_s: float = 30.0
     flush_after_blocks: int = 64
     flush_after_s: float = 1.0
     cap_bytes: int | None = None
+    quota_bytes: int | None = None
+    lease_s: float = 30.0
     floor_bytes: int = 0
     ttl_s: float | None = None
     admission: str = "all"
@@ -84,11 +100,11 @@ class Options:
     planner: PlannerLimits = field(default_factory=PlannerLimits)
 
     def __post_init__(self) -> None:
-        for name in ("depth", "write_buffers", "staging_bytes", "flush_after_blocks", "cap_bytes"):
+        for name in _COUNTS:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"option {name} is {value}; it must be at least 1")
-        for name in ("demand_timeout_s", "put_timeout_s", "flush_after_s", "floor_bytes"):
+        for name in _AMOUNTS:
             value = getattr(self, name)
             if not 0 <= value < math.inf:
                 raise ValueError(f"option {name} is {value}; it must be a number, 0 or above")
@@ -146,6 +162,7 @@ def assemble(store: Store, options: Options) -> Parts:
             store, device, scratch, options.namespace, visible, scan=options.scan
         )
         catalog.blocks_max = blocks_under_cap(shape, options.cap_bytes)
+        catalog.mine_max = blocks_under_quota(shape, options.quota_bytes)
         gpu = _open_gpu(options, staging)
     except BaseException:
         device.close()

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefetchd.format import Binding, Superblock, page_checksum
+from prefetchd.lookups import Stamps
 from prefetchd.model import NO_IDS, Ids, Mask, Slots
 from prefetchd.policy import oldest
 from prefetchd.records import NEVER_NS, PUBLISH, Records, record_dtype
@@ -24,7 +25,8 @@ class StoreFullError(Exception):
 
 
 class Catalog:
-    """Blocks of one namespace in one store; extents of other namespaces are only occupied.
+    """Blocks of one namespace in one store. Those of other namespaces take space, expire and can be
+    evicted; nobody finds or reads them here.
 
     `visible`, one a block, is kept up to date for whoever else looks at it. `table`: the last
     record of each block, one row a block, as it is (or is about to be) on the medium.
@@ -39,17 +41,25 @@ class Catalog:
         """Blocks on their way to the medium: not to be removed yet."""
         self.blocks_max = blocks
         """How many extents may be in use; less than all under a byte cap."""
+        self.mine_max = blocks
+        """How many of them this namespace may use."""
+        self.stamps: Stamps = np.zeros(blocks, np.int64)
+        """Of what was last put at each index; see `Found`."""
         self.next_expiry_ns = NEVER_NS
         """When `expired` is worth asking."""
         self._block_of: dict[bytes, int] = {}
         self._visible = visible
         self._taken = np.zeros(blocks, np.bool_)
+        self._mine = np.zeros(blocks, np.bool_)  # taken by this namespace
+        self._foreign = np.zeros(blocks, np.bool_)  # published by others
+        self._stamp = superblock.epoch << 32
         self._free = list(range(blocks - 1, -1, -1))  # a stack; may name taken ones
         self._seeds = np.zeros(blocks, np.uint64)
         self._checksums = self.table["checksums"]
         self._used = np.zeros(blocks, np.int64)
         self._clock = 0
         self.blocks_used = 0
+        self.mine_used = 0
         self.sequence = superblock.epoch << 40
 
     @property
@@ -71,13 +81,18 @@ class Catalog:
         self.blocks_used = int(np.count_nonzero(self._taken))
         self._free = np.flatnonzero(~self._taken)[::-1].tolist()
         mine = held & ~occupied & (table["namespace"] == np.void(self.binding.namespace))
-        blocks = np.flatnonzero(mine)
+        self._mine[:] = mine
+        self._foreign[:] = held & ~occupied & ~mine
+        self.mine_used = int(np.count_nonzero(mine))
+        self.stamps[:] = self._stamp
         # Nobody remembers who used them; those written first go first.
-        self._used[blocks] = table["sequence"][blocks].astype(np.int64) - (1 << 62)
+        self._used[:] = table["sequence"].astype(np.int64) - (1 << 62)
+        blocks = np.flatnonzero(mine)
         self._seeds[blocks] = self.binding.seeds(table["key"][blocks])
         self._block_of = dict(zip(table["key"][blocks].tolist(), blocks.tolist(), strict=True))
         self._visible[:] = mine
-        self.next_expiry_ns = int(table["expires_ns"][blocks].min(initial=NEVER_NS))
+        known = held & ~occupied
+        self.next_expiry_ns = int(table["expires_ns"][known].min(initial=NEVER_NS))
 
     def find(self, key: bytes) -> int:
         return self._block_of.get(key, -1)
@@ -102,6 +117,14 @@ class Catalog:
             return False
         return bool(self._visible[blocks].all())
 
+    def unchanged(self, pages: Ids, stamps: Stamps) -> Mask:
+        """Which page ids belong to the very blocks that had these stamps, one a page."""
+        if stamps.shape != pages.shape:
+            raise ValueError(f"{pages.shape} pages with {stamps.shape} stamps; give one a page")
+        known = self.known(pages)
+        same: Mask = self.stamps[np.where(known, pages, 0) // self.superblock.layers] == stamps
+        return known & same
+
     def touch(self, blocks: Ids) -> None:
         """These are in use now, in prefix order: of those touched together the last goes first."""
         self._clock += len(blocks)
@@ -112,7 +135,11 @@ class Catalog:
     @property
     def has_room(self) -> bool:
         """Whether `reserve` would give an extent."""
-        return self.blocks_used < self.blocks_max
+        return self.blocks_used < self.blocks_max and not self.quota_full
+
+    @property
+    def quota_full(self) -> bool:
+        return self.mine_used >= self.mine_max
 
     @property
     def may_expire(self) -> bool:
@@ -125,8 +152,12 @@ class Catalog:
             if not self._taken[block]:
                 self._taken[block] = True
                 self.busy[block] = True
+                self._mine[block] = True
                 self.blocks_used += 1
+                self.mine_used += 1
                 return block
+        if self.quota_full and self.mine_max < self.blocks_max:
+            raise StoreFullError(f"all {self.mine_max} blocks of the namespace's quota are in use")
         raise StoreFullError(f"all {self.blocks_max} blocks of the store are in use")
 
     def give_back(self, block: int) -> None:
@@ -134,6 +165,8 @@ class Catalog:
         self._taken[block] = self.busy[block] = False
         self._free.append(block)
         self.blocks_used -= 1
+        self.mine_used -= int(self._mine[block])
+        self._mine[block] = False
 
     def record(
         self, block: int, key: bytes, seed: int, checksums: NDArray[np.uint64], expires: int
@@ -146,6 +179,8 @@ class Catalog:
         row["key"] = np.void(key)
         row["namespace"] = np.void(self.binding.namespace)
         row["checksums"] = checksums
+        self._stamp += 1
+        self.stamps[block] = self._stamp
         self._seeds[block] = seed
 
     def publish(self, block: int) -> None:
@@ -161,21 +196,25 @@ class Catalog:
 
     def expired(self, wall_ns: int) -> Ids:
         """Blocks whose time is over. Found once: from here on nobody finds them."""
-        mine = self._visible & (self.table["expires_ns"] > wall_ns)
-        over: Ids = np.flatnonzero(self._visible & ~mine)
+        there = self._visible | self._foreign
+        stays = there & (self.table["expires_ns"] > wall_ns)
+        over: Ids = np.flatnonzero(there & ~stays)
         self.hide(over)
-        self.next_expiry_ns = int(self.table["expires_ns"][mine].min(initial=NEVER_NS))
+        self.next_expiry_ns = int(self.table["expires_ns"][stays].min(initial=NEVER_NS))
         return over
 
-    def victims(self, count: int, held: Mask) -> Ids:
-        """Up to `count` blocks that have not been used for longest, `held` and busy ones left out.
-        They are still found."""
-        allowed = self._visible & ~held & ~self.busy
+    def victims(self, count: int, held: Mask, *, mine: bool) -> Ids:
+        """Up to `count` blocks that have not been used for longest, `held` and busy ones left out:
+        of this namespace only (`mine`), or of all. They are still found."""
+        allowed = (self._visible if mine else self._visible | self._foreign) & ~held & ~self.busy
+        return self.least_used(allowed, count)
+
+    def least_used(self, allowed: Mask, count: int) -> Ids:
         return oldest(np.flatnonzero(allowed), self._used, count)
 
     def hide(self, blocks: Ids) -> None:
         """Nobody finds these blocks from here on; their extents stay taken."""
-        self._visible[blocks] = False
+        self._visible[blocks] = self._foreign[blocks] = False
         for block in blocks.tolist():
             key = self.table["key"][block].tobytes()
             if self._block_of.get(key) == block:

@@ -27,6 +27,8 @@ from prefetchd.records import PUBLISH, REMOVE, encode_headers
 
 ROWS = 64
 """Records of one commit."""
+GATHER_NS = 10_000_000
+"""How long a flush waits for payloads that are being written."""
 _PAUSE_NS = 200_000_000  # after a flush that failed
 
 _FLUSH, _RECORD, _COMPACT = range(3)
@@ -62,6 +64,8 @@ class Commit:
         """Flush whatever is not flushed, however young."""
         self.hurried = False
         """The same, once."""
+        self.coming = 0
+        """Blocks whose payload is being written; whoever adds them counts them."""
         self.troubles: list[tuple[str, int]] = []
         """What failed and with which result (-errno, or a short count), for whoever counts it."""
         self._region = region
@@ -77,6 +81,7 @@ class Commit:
         self._compacting: list[Piece | None] = []  # None: a flush
         self._serial = 0
         self._paused_ns = 0
+        self._asked_ns = 0  # since when a flush is asked for; 0: it is not
 
     @staticmethod
     def region_bytes(header_bytes: int) -> int:
@@ -122,32 +127,32 @@ class Commit:
             return self._compact()
         if self._ready or self._removing:
             return self._record()
-        if self._said or self._unsaid or self._due(now_ns):
-            return self._flush(now_ns)
+        if self._unsaid or (self._asks(now_ns) and self._gathered(now_ns)):
+            return self._flush()
         return None
 
-    def due(self, now_ns: int) -> bool:
-        """Whether `step` would have something to do now."""
-        if self._under is not None or now_ns < self._paused_ns:
-            return False
-        waiting = self._compacting or self._ready or self._removing or self._said or self._unsaid
-        return bool(waiting) or self._due(now_ns)
+    def _gathered(self, now_ns: int) -> bool:
+        """Whether a flush that is asked for waits no more for payloads that could share it."""
+        if not self._asked_ns:
+            self._asked_ns = now_ns
+        return not self.coming or now_ns - self._asked_ns >= GATHER_NS
 
-    def _due(self, now_ns: int) -> bool:
+    def _asks(self, now_ns: int) -> bool:
+        """Whether somebody needs a flush, or what is at risk has reached its bound."""
         waiting = self._unflushed
-        if not waiting:
-            return False
+        if self._said or not waiting:
+            return bool(self._said)
         if self.draining or self.hurried or len(waiting) >= self._limits.blocks:
             return True
         if now_ns - waiting[0].written_ns >= self._limits.age_ns:
             return True
         return any(job.durable for job in waiting)
 
-    def _flush(self, now_ns: int) -> Ops:
-        taken: list[Job] = []
-        if self._due(now_ns):
-            taken, self._unflushed = self._unflushed, []
-            self.hurried = False
+    def _flush(self) -> Ops:
+        # All there is, even what could wait: the files it lies in are clean from here on.
+        taken, self._unflushed = self._unflushed, []
+        self.hurried = False
+        self._asked_ns = 0
         self._under = _Under(_FLUSH, jobs=taken)
         files = sorted(self._dirty)
         self._dirty.clear()

@@ -31,7 +31,7 @@ class Holds:
         owned = (staging.pins > 0) | (staging.state == READING)
         held[staging.page_of[owned] // layers] = True
         for ticket in self._waiting.values():
-            held[ticket.pages // layers] = True
+            held[ticket.asked // layers] = True
         return held
 
     def check_demand(self, pages: Ids, catalog: Catalog) -> None:

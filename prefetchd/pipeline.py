@@ -36,11 +36,14 @@ class Waiter:
 
 @dataclass(slots=True)
 class Job:
-    """A block on its way to the medium. `visible`: it is found already."""
+    """A block on its way to the medium, first through write buffer `buffer`. `visible`: it is
+    found already."""
 
     block: int
     key: bytes
     waiters: list[Waiter]
+    buffer: int
+    seed: int
     visible: bool = False
     given_up: bool = False
     written_ns: int = 0

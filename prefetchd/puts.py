@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +18,10 @@ from prefetchd.assembly import Options, Parts
 from prefetchd.catalog import StoreFullError
 from prefetchd.driver import Driver
 from prefetchd.engine import Engine
+from prefetchd.filling import Fillers, threads_for_copies
 from prefetchd.hostinfo import errno_name
 from prefetchd.model import Mask
-from prefetchd.pipeline import Waiter
+from prefetchd.pipeline import Job, Waiter
 from prefetchd.records import NEVER_NS
 from prefetchd.room import Room
 from prefetchd.tickets import PutTicket
@@ -52,22 +54,32 @@ def puts_of(engine: Engine, parts: Parts, options: Options, held: Callable[[], M
         parts.store.directories,
         options.floor_bytes,
         evict=options.evict_blocks,
+        lease_ns=int(options.lease_s * 1e9),
     )
     admission = Admission(options.admission, max(1024, parts.geometry.blocks))
     limits = PutLimits(
         int(options.demand_timeout_s * 1e9), int(options.put_timeout_s * 1e9), options.ttl_s
     )
-    return Puts(engine, parts.driver, room, admission, limits)
+    shape = parts.store.superblock
+    fillers = Fillers(options.put_threads or threads_for_copies(), shape.extent_bytes)
+    return Puts(engine, parts.driver, room, admission, fillers, limits)
 
 
 class Puts:
     def __init__(
-        self, engine: Engine, driver: Driver, room: Room, admission: Admission, limits: PutLimits
+        self,
+        engine: Engine,
+        driver: Driver,
+        room: Room,
+        admission: Admission,
+        fillers: Fillers,
+        limits: PutLimits,
     ) -> None:
         self._engine = engine
         self._driver = driver
         self.room = room
         self.admission = admission
+        self.fillers = fillers
         self._room_timeout_ns = limits.room_timeout_ns
         self._write_timeout_ns = limits.write_timeout_ns
         self._ttl_s = limits.ttl_s
@@ -82,7 +94,7 @@ class Puts:
             raise ValueError(f"durability is one of {DURABILITIES}, not {durability!r}")
         rows = self._as_pages(pages, len(names))
         expires_ns = self._expiry(self._ttl_s if ttl_s is None else ttl_s)
-        engine, writer = self._engine, self._driver.writer
+        engine, binding = self._engine, self._driver.catalog.binding
         with engine.lock:
             engine.check()
             self.room.tidy()
@@ -91,23 +103,55 @@ class Puts:
             ticket = PutTicket(engine, len(names))
             if names:
                 self._open[number] = ticket
-        for position, key in enumerate(names):
+        seeds = binding.seeds(np.array(names, "V16")).tolist() if names else []
+        left = iter(range(len(names)))
+        try:
+            with self.fillers.shift() as shift:
+                for position in left:
+                    waiter = self._waiter(number, position, durability)
+                    job = self._reserved(waiter, names[position], seeds[position])
+                    if job is not None:
+                        task = partial(self._fill, job, rows[position], expires_ns)
+                        shift.do(task, last=position == len(names) - 1)
+        except BaseException:
             with engine.lock:
-                waiter = self._waiter(number, position, durability)
-                if self._answered(waiter, key) or self._refused(waiter, key):
-                    continue
-            engine.wait(self.room.ready, engine.clock() + self._room_timeout_ns)
-            with engine.lock:
-                engine.check()
-                waiter = self._waiter(number, position, durability)
-                if self._answered(waiter, key):
-                    continue  # somebody else put it meanwhile
-                if not writer.full:
-                    self._put_block(waiter, key, rows[position], expires_ns)
-                else:
-                    self._fail(waiter, _LOST if writer.lost else _BUSY)
+                for position in left:
+                    self._settle(number, position, -1, "the put was interrupted")
+            raise
         engine.wake()
         return ticket
+
+    def _reserved(self, waiter: Waiter, key: bytes, seed: int) -> Job | None:
+        """Room for a block; None if it needs or gets none."""
+        engine, writer = self._engine, self._driver.writer
+        with engine.lock:
+            if self._answered(waiter, key) or self._refused(waiter, key):
+                return None
+        engine.wait(self.room.ready, engine.clock() + self._room_timeout_ns)
+        with engine.lock:
+            engine.check()
+            if self._answered(waiter, key):
+                return None  # somebody else put it meanwhile
+            if writer.full:
+                self._fail(waiter, _LOST if writer.lost else _BUSY)
+                return None
+            try:
+                return writer.reserve(waiter, key, seed)
+            except StoreFullError as error:
+                self._fail(waiter, str(error))
+                return None
+
+    def _fill(self, job: Job, rows: NDArray[np.uint8], expires_ns: int) -> None:
+        """Without the lock: copying takes longer than everything else there is to do."""
+        checksums = None
+        try:
+            checksums = self._driver.writer.fill(job, rows)
+        finally:
+            with self._engine.lock:
+                for end in self._driver.writer.filled(job, checksums, expires_ns):
+                    self.written(end)
+                self._engine.check()
+                self._move()
 
     def _waiter(self, number: int, position: int, durability: str) -> Waiter:
         deadline_ns = self._engine.clock() + self._write_timeout_ns
@@ -154,16 +198,6 @@ class Puts:
         self._settle(waiter.put, waiter.position, -1)
         return True
 
-    def _put_block(
-        self, waiter: Waiter, key: bytes, rows: NDArray[np.uint8], expires_ns: int
-    ) -> None:
-        try:
-            self._driver.writer.stage(waiter, key, rows, expires_ns)
-        except StoreFullError as error:
-            self._fail(waiter, str(error))
-            return
-        self._move()
-
     def _move(self) -> None:
         now_ns = self._engine.clock()
         self._driver.write(now_ns)
@@ -185,6 +219,7 @@ class Puts:
 
     def _settle(self, put: int, position: int, block: int, failure: str = "") -> None:
         ticket = self._open[put]
-        ticket.settle(position, block, failure)
+        stamp = int(self._driver.catalog.stamps[block]) if block >= 0 else 0
+        ticket.settle(position, block, failure, stamp)
         if ticket.done:
             del self._open[put]

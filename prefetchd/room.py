@@ -1,9 +1,9 @@
 """Room in the store: its byte cap, the floor of free space, blocks whose time is over, eviction.
 
-Decides which blocks go and when writing stops. A block goes in this order: nobody finds it, its
-staged pages are dropped, the medium is told, and only then is its extent free; so neither a reader
-nor a crash can meet old bytes under a new key. Blocks that somebody holds stay until they are let
-go of. Writes nothing itself.
+Decides which blocks go, which are kept for whoever has asked for them, and when writing stops. A
+block goes in this order: nobody finds it, its staged pages are dropped, the medium is told, and
+only then is its extent free; so neither a reader nor a crash can meet old bytes under a new key.
+Blocks that somebody holds stay until they are let go of. Writes nothing itself.
 """
 
 from __future__ import annotations
@@ -46,9 +46,25 @@ def blocks_under_cap(shape: Superblock, cap_bytes: int | None) -> int:
     return min(blocks, shape.blocks)
 
 
+def blocks_under_quota(shape: Superblock, quota_bytes: int | None) -> int:
+    """How many blocks fit under a namespace's quota. Raises StoreError if none does."""
+    if quota_bytes is None:
+        return shape.blocks
+    if quota_bytes < shape.extent_bytes:
+        raise StoreError(
+            f"a quota of {quota_bytes} bytes holds no block: a block takes {shape.extent_bytes} "
+            "bytes; raise quota_bytes"
+        )
+    return min(quota_bytes // shape.extent_bytes, shape.blocks)
+
+
 class Room:
     """`held`: which blocks (bool, one a block) somebody reads or waits for. All methods are
-    called under the engine's lock, or take it."""
+    called under the engine's lock, or take it.
+
+    Blocks under lease are not evicted while they are at most half of what there may be, and there
+    is another to evict: so no lease makes a put fail.
+    """
 
     def __init__(
         self,
@@ -59,10 +75,13 @@ class Room:
         floor_bytes: int,
         *,
         evict: bool,
+        lease_ns: int = 0,
     ) -> None:
         self.wall_ns = time.time_ns
         self.evicted = 0
         self.expired = 0
+        self.leases_cut = 0
+        """Blocks that were evicted although somebody had a lease on them."""
         self.stopped = ""
         """Why nothing is written, in words; empty when all is well."""
         self._engine = engine
@@ -71,10 +90,14 @@ class Room:
         self._folders = folders
         self._floor_bytes = floor_bytes
         self._evicts = evict
-        blocks = driver.catalog.superblock.blocks
-        self._batch = max(1, min(_BATCH_MAX, blocks // _BATCH_SHARE))
+        self._lease_ns = lease_ns
+        self._leased_until_ns = np.zeros(driver.catalog.superblock.blocks, np.int64)
         self._leaving = NO_IDS  # hidden, and still held
         self._looked_ns = -_LOOK_NS
+
+    def lease(self, blocks: Ids) -> None:
+        """Somebody has learnt of these blocks, or uses them: keep them for a while."""
+        self._leased_until_ns[blocks] = self._engine.clock() + self._lease_ns
 
     def tidy(self) -> None:
         """Let go of what has expired, and of what somebody held when it did."""
@@ -114,16 +137,45 @@ class Room:
         """Whether there is anything to evict; it is then on its way out."""
         catalog = self._driver.catalog
         self._engine.handle(Forgotten(NO_IDS))
-        count = max(self._batch, catalog.blocks_used - catalog.blocks_max)
-        victims = catalog.victims(count, self._held())
+        mine = catalog.quota_full
+        used, most = catalog.blocks_used, catalog.blocks_max
+        if mine:
+            used, most = catalog.mine_used, catalog.mine_max
+        count = max(1, min(_BATCH_MAX, most // _BATCH_SHARE), used - most)
+        held = self._held()
+        leased = self._leased(held, most // 2)
+        victims = catalog.victims(count, held | leased, mine=mine)
+        on_its_way = catalog.busy.any() and not self._driver.writer.given_up
+        if len(victims) == 0 and not on_its_way:  # else that can be evicted in a moment
+            victims = catalog.victims(count, held, mine=mine)
+        self._note_cut(victims)
         catalog.hide(victims)
         self.evicted += len(victims)
         self._remove(victims)
         return len(victims) > 0
 
+    def _leased(self, held: Mask, most: int) -> Mask:
+        """Blocks that are kept since somebody has a lease on them: no more than `most`, those used
+        last, so that what is put can stay as well."""
+        leased: Mask = (self._leased_until_ns > self._engine.clock()) & ~held
+        excess = int(np.count_nonzero(leased)) - most
+        if excess > 0:
+            leased[self._driver.catalog.least_used(leased, excess)] = False
+        return leased
+
+    def _note_cut(self, victims: Ids) -> None:
+        cut = int(np.count_nonzero(self._leased_until_ns[victims] > self._engine.clock()))
+        if cut and not self.leases_cut:
+            log.warning(
+                "blocks are evicted that were looked up a short while ago, since half the store is "
+                "under such leases: it is too small for what is asked of it at once"
+            )
+        self.leases_cut += cut
+
     def _remove(self, blocks: Ids) -> None:
         if len(blocks) == 0:
             return
+        self._leased_until_ns[blocks] = 0
         driver = self._driver
         layers = driver.catalog.superblock.layers
         pages = blocks[:, None] * layers + np.arange(layers)
@@ -137,10 +189,12 @@ class Room:
         self._driver.start(now_ns)
 
     def shrink(self) -> None:
-        """Evict what a byte cap no longer allows."""
+        """Evict what a byte cap or a quota no longer allows."""
         catalog = self._driver.catalog
         with self._engine.lock:
-            if catalog.blocks_used > catalog.blocks_max:
+            if catalog.mine_used > catalog.mine_max:
+                self._evict()
+            if catalog.blocks_used - self._driver.writer.commit.removing > catalog.blocks_max:
                 self._evict()
 
     def writable(self) -> bool:

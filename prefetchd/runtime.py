@@ -23,6 +23,7 @@ from prefetchd.engine import Engine
 from prefetchd.holds import Holds
 from prefetchd.hostinfo import Medium
 from prefetchd.layout import Layout
+from prefetchd.lookups import Found, Keys, Stamps, as_keys
 from prefetchd.model import Demanded, Hint, Hinted, Ids, Ready, Scores
 from prefetchd.puts import puts_of
 from prefetchd.stats import Stats, take_stats
@@ -31,9 +32,6 @@ from prefetchd.writer import Written
 
 log = logging.getLogger("prefetchd")
 
-Keys = Sequence[bytes] | NDArray[np.uint8]
-
-_KEY_BYTES = 16
 _CLOSE_TIMEOUT_NS = 30_000_000_000
 
 
@@ -69,15 +67,20 @@ class Runtime:
     def lookup(self, keys: Keys) -> Ids:
         """Block indices (int64) of the longest known prefix of `keys` (16 bytes each).
 
-        They are these keys' until they have not been used for so long that they are evicted, or
-        until they expire; asking for them again is safe at any time.
+        They stay these keys' for `Options.lease_s`, as far as possible. To be sure, use `find`.
         """
-        names = _as_keys(keys)
+        return self.find(keys).blocks
+
+    def find(self, keys: Keys) -> Found:
+        """As `lookup`, with stamps: a demand that gives them too gets these keys' bytes or none."""
+        names = as_keys(keys)
         with self.engine.lock:
             self.room.tidy()
-            blocks = self._parts.catalog.prefix(names)
-            self._parts.catalog.touch(blocks)
-            return blocks
+            catalog = self._parts.catalog
+            blocks = catalog.prefix(names)
+            catalog.touch(blocks)
+            self.room.lease(blocks)
+            return Found(blocks, catalog.stamps[blocks])
 
     def pages(self, blocks: Ids, layer: int) -> Ids:
         """Page ids (int64) of one layer of these blocks."""
@@ -89,11 +92,15 @@ class Runtime:
         self,
         pages: Ids,
         *,
+        stamps: Stamps | None = None,
         request: int = 0,
         scores: Scores | None = None,
         timeout_s: float | None = None,
     ) -> Ticket:
         """Ask for pages (int64, distinct) now; they stay in staging until the ticket is released.
+
+        `stamps` (int64, one a page): of the blocks that are meant, from `find`. A page of a block
+        that is gone, or has another in its place, is then missing.
 
         Raises ValueError for repeated or unknown pages, or more than staging can hold at once.
         """
@@ -105,10 +112,13 @@ class Runtime:
             if engine.core.reading:
                 engine.collect()  # what has arrived is not late
             with engine.lock:
-                ticket = self._open_ticket(pages)
+                ticket = self._open_ticket(pages, stamps)
+                asked = ticket.asked
+                if scores is not None and len(asked) < len(pages):
+                    scores = scores[ticket.fresh]
                 deadline_ns = engine.clock() + timeout_ns
                 try:
-                    engine.handle(Demanded(ticket.number, pages, deadline_ns, request, scores))
+                    engine.handle(Demanded(ticket.number, asked, deadline_ns, request, scores))
                 except BaseException:
                     self._tickets.pop(ticket.number, None)
                     raise
@@ -118,12 +128,18 @@ class Runtime:
             engine.wake()
         return ticket
 
-    def _open_ticket(self, pages: Ids) -> Ticket:
+    def _open_ticket(self, pages: Ids, stamps: Stamps | None) -> Ticket:
         self.room.tidy()
-        self._holds.check_demand(pages, self._parts.catalog)
-        self._parts.catalog.touch(pages // self.geometry.layers)
+        catalog = self._parts.catalog
+        fresh = None if stamps is None else catalog.unchanged(pages, stamps)
+        if fresh is not None and fresh.all():
+            fresh = None
         self._numbers += 1
-        ticket = Ticket(self.engine, self._parts.gpu, self._staged, self._numbers, pages)
+        ticket = Ticket(self.engine, self._parts.gpu, self._staged, self._numbers, pages, fresh)
+        self._holds.check_demand(ticket.asked, catalog)
+        blocks = ticket.asked // self.geometry.layers
+        catalog.touch(blocks)
+        self.room.lease(blocks)
         self._tickets[ticket.number] = ticket
         return ticket
 
@@ -157,14 +173,13 @@ class Runtime:
 
         * "durable": the block and the records that name it are on the medium; no crash takes it.
         * "fast": its bytes have been written, not flushed. A crash takes what was put since the
-          last flush: at most `Options.flush_after_blocks` blocks, put in the last
-          `Options.flush_after_s` seconds, and what was put while that flush was under way.
+          last flush (see `Options.flush_after_blocks`) and while that was under way.
 
         Known keys are not written again. `ttl_s`: seconds after which the block is found no more
         (default: `Options.ttl_s`). Waits while all write buffers are busy, and while blocks are
         evicted to make room. Raises ValueError for a wrong shape, level or time.
         """
-        return self._puts.put(_as_keys(keys), pages, durability, ttl_s)
+        return self._puts.put(as_keys(keys), pages, durability, ttl_s)
 
     def _on_ready(self, ready: Ready) -> None:
         """Called by the engine, under its lock."""
@@ -214,6 +229,7 @@ class Runtime:
             clean = writer.idle
         finally:
             self.engine.stop()
+            self._puts.fillers.stop()
             self._parts.close(clean=clean)
 
     def __enter__(self) -> Self:
@@ -243,16 +259,6 @@ class Runtime:
         traceback: TracebackType | None,
     ) -> None:
         await asyncio.to_thread(self.__exit__, kind, error, traceback)
-
-
-def _as_keys(keys: Keys) -> list[bytes]:
-    if isinstance(keys, np.ndarray) and keys.ndim == 2 and keys.shape[1] == _KEY_BYTES:
-        raw = np.ascontiguousarray(keys, np.uint8).tobytes()
-        return [raw[at : at + _KEY_BYTES] for at in range(0, len(raw), _KEY_BYTES)]
-    names = [bytes(key) for key in keys]
-    if any(len(name) != _KEY_BYTES for name in names):
-        raise ValueError(f"keys are {_KEY_BYTES} bytes each; see prefetchd.keys")
-    return names
 
 
 def open_runtime(

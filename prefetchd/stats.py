@@ -29,6 +29,7 @@ class StoreWrites(msgspec.Struct, frozen=True):
     blocks_admitted: int
     blocks_refused: int
     blocks_evicted: int
+    leases_cut: int
     blocks_expired: int
     blocks_at_risk: int
     blocks_used: int
@@ -86,6 +87,7 @@ def _store_writes(parts: Parts, puts: Puts) -> StoreWrites:
         blocks_admitted=writer.admitted,
         blocks_refused=puts.admission.refused,
         blocks_evicted=puts.room.evicted,
+        leases_cut=puts.room.leases_cut,
         blocks_expired=puts.room.expired,
         blocks_at_risk=writer.commit.at_risk,
         blocks_used=parts.catalog.blocks_used,

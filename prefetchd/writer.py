@@ -1,8 +1,8 @@
 """Puts in flight: payloads on their way to their extents, and who waits for them.
 
-Decides when a key becomes visible and what its puts are told. Copies pages into its own buffers, so
-that the caller's memory is free at once; flushing and the records that make a block last are the
-commit's. Moves no bytes to the device itself.
+Decides when a key becomes visible and what its puts are told. Pages go through its own buffers, so
+that the caller's memory is free at once; how they are copied is `filling`'s, flushing and the
+records that make a block last are the commit's. Moves no bytes to the device itself.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from prefetchd.catalog import Catalog
 from prefetchd.commit import Commit
 from prefetchd.device import OP, WRITE, Ops
-from prefetchd.format import page_checksum
+from prefetchd.filling import fill
 from prefetchd.pipeline import COMMIT_BIT, WRITE_TAG, Job, Waiter
 
 
@@ -86,31 +86,44 @@ class Writer:
         job.waiters.append(waiter)
         return True
 
-    def stage(self, waiter: Waiter, key: bytes, pages: NDArray[np.uint8], expires_ns: int) -> None:
-        """Copy one block, `pages` (layers, page_bytes), into a free buffer, to be written.
+    def reserve(self, waiter: Waiter, key: bytes, seed: int) -> Job:
+        """A buffer and an extent for one block, to be filled and then handed to `filled`.
 
         The caller checks `full` and `under_way`. Raises StoreFullError; the key is then simply
         not there.
         """
         number = self._writing.index(None)
-        shape, catalog = self.catalog.superblock, self.catalog
-        block = catalog.reserve()
-        seed = catalog.binding.seed(key)
-        buffer = self._buffers[number]
-        payload = buffer[shape.header_bytes :].reshape(shape.layers, shape.slot_bytes)
-        exact = payload[:, : shape.page_bytes]
-        checksums = []
-        for layer, page in enumerate(pages):  # hashed while it is still in the processor's cache
-            exact[layer] = page
-            checksums.append(page_checksum(exact[layer], seed, layer))
-        catalog.record(block, key, seed, np.array(checksums, np.uint64), expires_ns)
-        if shape.page_bytes < shape.slot_bytes:
-            payload[:, shape.page_bytes :] = 0
-        job = Job(block, key, [waiter])
+        block = self.catalog.reserve()
+        job = Job(block, key, [waiter], number, seed)
         self._writing[number] = self._jobs[block] = self._job_of[key] = job
         self.admitted += 1
         self.in_flight += 1
-        self._outgoing.append(self._operation(number, block))
+        self.commit.coming += 1
+        return job
+
+    def fill(self, job: Job, pages: NDArray[np.uint8]) -> NDArray[np.uint64]:
+        """Copy a block, `pages` (layers, page_bytes), into its buffer; its checksums. Needs no
+        lock: until it is over the buffer is the caller's alone."""
+        shape = self.catalog.superblock
+        payload = self._buffers[job.buffer][shape.header_bytes :]
+        return fill(payload.reshape(shape.layers, shape.slot_bytes), pages, job.seed)
+
+    def filled(
+        self, job: Job, checksums: NDArray[np.uint64] | None, expires_ns: int
+    ) -> list[Written]:
+        """A reserved block's buffer is to be written; checksums None: it could not be filled."""
+        if checksums is None or job.given_up:
+            self._let_go(job)
+            self.catalog.give_back(job.block)
+            return self._settled(job, -errno.ETIMEDOUT if job.given_up else -errno.ECANCELED)
+        self.catalog.record(job.block, job.key, job.seed, checksums, expires_ns)
+        self._outgoing.append(self._operation(job.buffer, job.block))
+        return []
+
+    def _let_go(self, job: Job) -> None:
+        """Its buffer is free."""
+        self._writing[job.buffer] = None
+        self.commit.coming -= 1
 
     def _operation(self, number: int, block: int) -> Ops:
         shape = self.catalog.superblock
@@ -139,7 +152,7 @@ class Writer:
             return [end for job, wrong in ended for end in self._settled(job, wrong)]
         job = self._writing[tag]
         assert job is not None, f"write buffer {tag} completed twice"
-        self._writing[tag] = None
+        self._let_go(job)
         shape = self.catalog.superblock
         if result != shape.extent_bytes - shape.header_bytes:
             self.catalog.give_back(job.block)

@@ -121,7 +121,8 @@ class Tier:
         elif self.catalog.find(key) >= 0 or not self.room.ready() or self.writer.full:
             return None
         else:
-            self.writer.stage(waiter, key, pages_of(number), expires_ns)
+            job = self.writer.reserve(waiter, key, self.catalog.binding.seed(key))
+            self.writer.filled(job, self.writer.fill(job, pages_of(number)), expires_ns)
         self.puts += 1
         self.go()
         return self.puts - 1

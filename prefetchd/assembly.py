@@ -25,7 +25,9 @@ from prefetchd.driver import SLOTS_MAX, Driver
 from prefetchd.eviction import EVICTIONS
 from prefetchd.format import Superblock
 from prefetchd.gpu import GpuDevice
+from prefetchd.journal import Journal
 from prefetchd.model import Geometry, Mask
+from prefetchd.paths import Paths
 from prefetchd.pipeline import FlushLimits
 from prefetchd.planner import Planner, PlannerLimits
 from prefetchd.predictor import Predictor
@@ -151,11 +153,7 @@ def assemble(store: Store, options: Options) -> Parts:
         device.close()
         store.release()
         raise
-    end = options.write_buffers * shape.extent_bytes
-    buffers = scratch[:end].reshape(options.write_buffers, -1)
-    limits = FlushLimits(options.flush_after_blocks, int(options.flush_after_s * 1e9))
-    commit = Commit(catalog, journal, scratch[end:], staging.nbytes + end, limits)
-    driver = Driver(device, catalog, staging, Writer(catalog, buffers, staging.nbytes, commit))
+    driver = _driver(options, store, device, catalog, journal, staging, scratch)
     notes = (*notes, *device.notes, *gpu.notes)
     return Parts(
         store,
@@ -171,6 +169,30 @@ def assemble(store: Store, options: Options) -> Parts:
         hint_lifetime(store.files, options.ttl_s),
         notes,
     )
+
+
+def _driver(
+    options: Options,
+    store: Store,
+    device: StorageDevice,
+    catalog: Catalog,
+    journal: Journal,
+    staging: NDArray[np.uint8],
+    scratch: Arena,
+) -> Driver:
+    """The driver with all that writes, each with its part of the scratch memory."""
+    shape = store.superblock
+    end = options.write_buffers * shape.extent_bytes
+    probes = len(scratch) - shape.stripes * shape.superblock_bytes
+    buffers = scratch[:end].reshape(options.write_buffers, -1)
+    limits = FlushLimits(options.flush_after_blocks, int(options.flush_after_s * 1e9))
+    commit = Commit(catalog, journal, scratch[end:probes], staging.nbytes + end, limits)
+    names = [file.path for file in store.files]
+    paths = Paths(names, catalog, commit, scratch[probes:], staging.nbytes + probes)
+    for path in sorted(store.missing):
+        paths.lose(path)
+    writer = Writer(catalog, buffers, staging.nbytes, commit)
+    return Driver(device, catalog, staging, writer, paths)
 
 
 def _slots(shape: Superblock, geometry: Geometry, staging_bytes: int | None) -> int:
@@ -192,6 +214,7 @@ def _memory(
     are any: scratch for opening)."""
     staging_bytes = slots * shape.slot_bytes
     scratch_bytes = write_buffers * shape.extent_bytes + Commit.region_bytes(shape.header_bytes)
+    scratch_bytes += shape.stripes * shape.superblock_bytes  # for probes of the paths
     arena = aligned_arena(staging_bytes + scratch_bytes, shape.alignment_bytes)
     staging = arena[:staging_bytes].reshape(slots, shape.slot_bytes)
     return arena, staging, arena[staging_bytes:]

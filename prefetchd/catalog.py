@@ -13,6 +13,7 @@ from itertools import takewhile
 import numpy as np
 from numpy.typing import NDArray
 
+from prefetchd.extents import FreeExtents
 from prefetchd.format import Binding, Superblock, page_checksum
 from prefetchd.model import NO_IDS, Ids, Mask, Slots
 from prefetchd.policy import oldest
@@ -44,7 +45,12 @@ class Catalog:
         self._block_of: dict[bytes, int] = {}
         self._visible = visible
         self._taken = np.zeros(blocks, np.bool_)
-        self._free = list(range(blocks - 1, -1, -1))  # a stack; may name taken ones
+        self.free = FreeExtents(np.arange(blocks), superblock.stripes)
+        self._away: set[int] = set()  # paths that cannot be read
+        self._suspended = np.zeros(blocks, np.bool_)  # there, on such a path
+        self._suspended_of: dict[bytes, int] = {}
+        self.superseded: list[int] = []
+        """Blocks that were put again elsewhere while their path was away; to be removed."""
         self._seeds = np.zeros(blocks, np.uint64)
         self._checksums = self.table["checksums"]
         self._used = np.zeros(blocks, np.int64)
@@ -69,7 +75,7 @@ class Catalog:
         held = table["kind"] == PUBLISH
         self._taken[:] = held | occupied
         self.blocks_used = int(np.count_nonzero(self._taken))
-        self._free = np.flatnonzero(~self._taken)[::-1].tolist()
+        self.free = FreeExtents(np.flatnonzero(~self._taken), self.superblock.stripes)
         mine = held & ~occupied & (table["namespace"] == np.void(self.binding.namespace))
         blocks = np.flatnonzero(mine)
         # Nobody remembers who used them; those written first go first.
@@ -90,8 +96,14 @@ class Catalog:
     def known(self, pages: Ids) -> Mask:
         """Which page ids belong to visible blocks."""
         inside = (pages >= 0) & (pages < self._visible.size * self.superblock.layers)
-        known: Mask = inside & self._visible[np.where(inside, pages, 0) // self.superblock.layers]
+        blocks = np.where(inside, pages, 0) // self.superblock.layers
+        known: Mask = inside & self.stored(blocks)
         return known
+
+    def stored(self, blocks: Ids) -> Mask:
+        """Which of these blocks are there, on whatever path."""
+        there: Mask = self._visible[blocks] | self._suspended[blocks]
+        return there
 
     def all_known(self, pages: Ids) -> bool:
         """The same for all at once, at the least cost when the answer is yes."""
@@ -100,7 +112,10 @@ class Catalog:
         blocks = pages // self.superblock.layers
         if blocks.min() < 0 or blocks.max() >= len(self._visible):
             return False
-        return bool(self._visible[blocks].all())
+        here = self._visible[blocks]
+        if self._away:
+            here |= self._suspended[blocks]
+        return bool(here.all())
 
     def touch(self, blocks: Ids) -> None:
         """These are in use now, in prefix order: of those touched together the last goes first."""
@@ -112,7 +127,7 @@ class Catalog:
     @property
     def has_room(self) -> bool:
         """Whether `reserve` would give an extent."""
-        return self.blocks_used < self.blocks_max
+        return self.blocks_used < self.blocks_max and bool(self.free)
 
     @property
     def may_expire(self) -> bool:
@@ -120,19 +135,19 @@ class Catalog:
 
     def reserve(self) -> int:
         """A free extent for one block. Raises StoreFullError."""
-        while self._free and self.has_room:
-            block = self._free.pop()
-            if not self._taken[block]:
-                self._taken[block] = True
-                self.busy[block] = True
-                self.blocks_used += 1
-                return block
-        raise StoreFullError(f"all {self.blocks_max} blocks of the store are in use")
+        if self.has_room:
+            block = self.free.take()
+            self._taken[block] = True
+            self.busy[block] = True
+            self.blocks_used += 1
+            return block
+        besides = ", or lie on a path that has failed" if self.free.barred else ""
+        raise StoreFullError(f"all {self.blocks_max} blocks of the store are in use{besides}")
 
     def give_back(self, block: int) -> None:
         """The medium says nothing of this extent (any more): it may be written over."""
         self._taken[block] = self.busy[block] = False
-        self._free.append(block)
+        self.free.give_back(block)
         self.blocks_used -= 1
 
     def record(
@@ -151,7 +166,15 @@ class Catalog:
     def publish(self, block: int) -> None:
         """From here on the block is found by its key, and its pages can be read."""
         row = self.table[block]
-        self._block_of[row["key"].tobytes()] = block
+        key = row["key"].tobytes()
+        if self._suspended_of and (older := self._suspended_of.pop(key, -1)) >= 0:
+            self._suspended[older] = False
+            self.superseded.append(older)
+        if block % self.superblock.stripes in self._away:
+            self._suspended[block] = True
+            self._suspended_of[key] = block
+            return
+        self._block_of[key] = block
         self._visible[block] = True
         self.next_expiry_ns = min(self.next_expiry_ns, int(row["expires_ns"]))
         self._clock += 1
@@ -161,8 +184,9 @@ class Catalog:
 
     def expired(self, wall_ns: int) -> Ids:
         """Blocks whose time is over. Found once: from here on nobody finds them."""
-        mine = self._visible & (self.table["expires_ns"] > wall_ns)
-        over: Ids = np.flatnonzero(self._visible & ~mine)
+        there = self._visible | self._suspended
+        mine = there & (self.table["expires_ns"] > wall_ns)
+        over: Ids = np.flatnonzero(there & ~mine)
         self.hide(over)
         self.next_expiry_ns = int(self.table["expires_ns"][mine].min(initial=NEVER_NS))
         return over
@@ -171,15 +195,45 @@ class Catalog:
         """Up to `count` blocks that have not been used for longest, `held` and busy ones left out.
         They are still found."""
         allowed = self._visible & ~held & ~self.busy
+        for path in sorted(self.free.barred):  # their extents would be of no use
+            allowed[path :: self.superblock.stripes] = False
         return oldest(np.flatnonzero(allowed), self._used, count)
 
     def hide(self, blocks: Ids) -> None:
         """Nobody finds these blocks from here on; their extents stay taken."""
+        self._visible[blocks] = self._suspended[blocks] = False
+        for block in blocks.tolist():
+            key = self.table["key"][block].tobytes()
+            for found in (self._block_of, self._suspended_of):
+                if found.get(key) == block:
+                    del found[key]
+
+    # --- paths ---
+
+    def suspend(self, path: int) -> None:
+        """The blocks of this path are not found until it is back; their page ids stay theirs."""
+        self._away.add(path)
+        blocks = self._of_path(self._visible, path)
         self._visible[blocks] = False
+        self._suspended[blocks] = True
         for block in blocks.tolist():
             key = self.table["key"][block].tobytes()
             if self._block_of.get(key) == block:
-                del self._block_of[key]
+                self._suspended_of[key] = self._block_of.pop(key)
+
+    def resume(self, path: int) -> None:
+        """They are found again; those that were put anew meanwhile are `superseded` already."""
+        self._away.discard(path)
+        blocks = self._of_path(self._suspended, path)
+        self._suspended[blocks] = False
+        self._visible[blocks] = True
+        for key in self.table["key"][blocks].tolist():
+            self._block_of[key] = self._suspended_of.pop(key)
+
+    def _of_path(self, blocks: Mask, path: int) -> Ids:
+        stripes = self.superblock.stripes
+        numbers: Ids = np.flatnonzero(blocks[path::stripes]) * stripes + path
+        return numbers
 
     def say(self, blocks: Ids, kind: int) -> Records:
         """New records of these blocks, of this kind and with the next sequence numbers."""

@@ -63,12 +63,15 @@ class Room:
         self.wall_ns = time.time_ns
         self.evicted = 0
         self.expired = 0
+        self.rotten = 0
+        """Blocks removed because a page of theirs had rotted."""
         self.stopped = ""
         """Why nothing is written, in words; empty when all is well."""
         self._engine = engine
         self._driver = driver
         self._held = held
         self._folders = folders
+        self._where = folders[0] if folders else "memory"
         self._floor_bytes = floor_bytes
         self._evicts = evict
         blocks = driver.catalog.superblock.blocks
@@ -77,8 +80,13 @@ class Room:
         self._looked_ns = -_LOOK_NS
 
     def tidy(self) -> None:
-        """Let go of what has expired, and of what somebody held when it did."""
+        """Let go of what has expired or rotted, and of what somebody held when it did."""
         catalog = self._driver.catalog
+        if self._driver.rot.rotten:
+            self._note_rot(np.array(self._driver.rot.take(), np.int64))
+        if catalog.superseded:
+            older, catalog.superseded = np.array(catalog.superseded), []
+            self._leaving = np.concatenate([self._leaving, older])
         due = self.wall_ns() >= catalog.next_expiry_ns if catalog.may_expire else False
         if due:
             over = catalog.expired(self.wall_ns())
@@ -89,6 +97,19 @@ class Room:
             stay = self._held()[self._leaving] | catalog.busy[self._leaving]
             gone, self._leaving = self._leaving[~stay], self._leaving[stay]
             self._remove(gone)
+
+    def _note_rot(self, blocks: Ids) -> None:
+        blocks = blocks[self._driver.catalog.stored(blocks)]
+        if len(blocks) and not self.rotten:
+            log.warning(
+                "store %s: block %d has failed its checksum in two reads and is removed, so that "
+                "it can be put again; others like it are only counted",
+                self._where,
+                blocks[0],
+            )
+        self.rotten += len(blocks)
+        self._driver.catalog.hide(blocks)
+        self._leaving = np.concatenate([self._leaving, blocks])
 
     def ready(self) -> bool:
         """Whether the next put can be decided: there is a buffer and an extent, or never will be.

@@ -49,6 +49,8 @@ class Store:
     files: list[File]
     medium: Medium
     locks: list[int]
+    missing: frozenset[int] = frozenset()
+    """Files that are not there; their descriptors are -1."""
 
     @property
     def superblock(self) -> Superblock:

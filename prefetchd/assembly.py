@@ -31,7 +31,7 @@ from prefetchd.paths import Paths
 from prefetchd.pipeline import FlushLimits
 from prefetchd.planner import Planner, PlannerLimits
 from prefetchd.predictor import Predictor
-from prefetchd.recovery import recover
+from prefetchd.recovery import Progress, recover
 from prefetchd.room import blocks_under_cap
 from prefetchd.staging import Staging
 from prefetchd.store import Store, StoreError
@@ -121,17 +121,19 @@ class Parts:
         """End what is in flight, mark the store clean if asked, let go of everything."""
         self.gpu.close()
         try:
-            if clean:
+            if clean and not self.store.read_only:
                 drain(self.device)
                 journal = self.driver.writer.commit.journal
-                self.store.mark_clean(self.device, self.scratch, journal)
+                without = np.flatnonzero(self.driver.paths.unwritable[1:]) + 1
+                self.store.mark_clean(self.device, self.scratch, journal, without.tolist())
         finally:
             self.device.close()
             self.store.release()
 
 
-def assemble(store: Store, options: Options) -> Parts:
-    """Raises StoreError, DeviceError, GpuError or RegistryError; the store is then released."""
+def assemble(store: Store, options: Options, progress: Progress | None = None) -> Parts:
+    """`progress`: of reading headers. Raises StoreError, DeviceError, GpuError or RegistryError;
+    the store is then released."""
     shape = store.superblock
     geometry = Geometry(shape.layers, shape.blocks)
     try:
@@ -145,7 +147,13 @@ def assemble(store: Store, options: Options) -> Parts:
         raise
     try:
         catalog, journal = recover(
-            store, device, scratch, options.namespace, visible, scan=options.scan
+            store,
+            device,
+            scratch,
+            options.namespace,
+            visible,
+            scan=options.scan,
+            progress=progress,
         )
         catalog.blocks_max = blocks_under_cap(shape, options.cap_bytes)
         gpu = _open_gpu(options, staging)
@@ -154,7 +162,8 @@ def assemble(store: Store, options: Options) -> Parts:
         store.release()
         raise
     driver = _driver(options, store, device, catalog, journal, staging, scratch)
-    notes = (*notes, *device.notes, *gpu.notes)
+    notes = (*store.notes, *notes, *device.notes, *gpu.notes)
+    hint = "none" if store.read_only else hint_lifetime(store.files, options.ttl_s)
     return Parts(
         store,
         geometry,
@@ -166,7 +175,7 @@ def assemble(store: Store, options: Options) -> Parts:
         core,
         driver,
         predictor_name,
-        hint_lifetime(store.files, options.ttl_s),
+        hint,
         notes,
     )
 

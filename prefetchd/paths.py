@@ -28,6 +28,12 @@ from prefetchd.pipeline import PROBE_TAG
 
 log = logging.getLogger("prefetchd")
 
+_FAILED_WORDS = {
+    True: "this path has failed: its blocks are misses and new ones go to the other paths, until "
+    "it answers again",
+    False: "this path cannot be written: new blocks go to the others; what it holds is read on",
+}
+
 
 class PathStats(msgspec.Struct, frozen=True):
     """One path: `reading` and `writing` are "healthy", "suspect" or "failed"; `refused` counts
@@ -98,13 +104,7 @@ class Paths:
         health = (self._reading if reading else self._writing)[path]
         if health.failed(count, now_ns) and len(self.names) > 1:
             self._close(path, reading=reading)
-            what = "found and read" if reading else "written"
-            log.error(
-                "%s: this path has failed; its blocks are not %s until it answers again, the other "
-                "paths go on",
-                self.names[path],
-                what,
-            )
+            log.error("%s: %s", self.names[path], _FAILED_WORDS[reading])
 
     def succeeded(self, files: Ids, *, reading: bool) -> None:
         for path, count in Counter(files.tolist()).items():

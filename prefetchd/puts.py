@@ -49,9 +49,10 @@ def puts_of(engine: Engine, parts: Parts, options: Options, held: Callable[[], M
         engine,
         parts.driver,
         held,
-        parts.store.directories,
+        parts.store.folders,
         options.floor_bytes,
         evict=options.evict_blocks,
+        read_only=parts.store.read_only,
     )
     admission = Admission(options.admission, max(1024, parts.geometry.blocks))
     limits = PutLimits(

@@ -53,13 +53,15 @@ def recover(
     scan: bool = False,
     progress: Progress | None = None,
 ) -> tuple[Catalog, Journal]:
-    """Prove that the device writes and reads, mark the store in use, find what it holds.
+    """Prove that the device writes and reads, mark the store in use, find what it holds. Of a store
+    that is only read nothing is proved or written; what is found is mended in memory.
 
     `arena` is scratch inside the device's arena, at least one extent long; `visible` (all False)
     is the catalog's from here on. `scan`: do not believe the journal. Raises StoreError.
     """
     closed = store.superblock
-    store.mark(device, arena, clean=False)
+    if not store.read_only:
+        store.mark(device, arena, clean=False)
     shape = store.superblock
     binding = Binding(namespace_id(namespace), shape.fingerprint, shape.page_bytes)
     catalog = Catalog(shape, binding, visible)
@@ -94,6 +96,7 @@ class _Found:
         self.seen = np.zeros(blocks, np.bool_)
         self.occupied = np.zeros(blocks, np.bool_)
         self._header_sequence = np.zeros(blocks, np.uint64)
+        self._away = np.isin(np.arange(self._shape.stripes), sorted(store.missing))
 
     # --- the journal ---
 
@@ -113,7 +116,16 @@ class _Found:
             )
             return None
         newest(self.table, self.seen, records)
+        if self._has_doubles():
+            log.info("store %s: blocks were put twice while a path was away", self._store.where)
+            return None
         return Journal(self._shape, generation, pages, count)
+
+    def _has_doubles(self) -> bool:
+        """Whether two blocks may have one key: the first half of it is enough to tell."""
+        keys = np.ascontiguousarray(self.table["key"][self.table["kind"] == PUBLISH])
+        halves = keys.view("<u8").reshape(-1, 2)[:, 0]
+        return len(np.unique(halves)) < len(halves)
 
     def _journal_pages(self, generation: int, pages: int | None = None) -> tuple[Records, bool]:
         """Its records, and whether all pages could be read. `pages` None: until nothing comes."""
@@ -153,8 +165,10 @@ class _Found:
             log.warning("store %s: its journal is gone; its headers are all there is", self._where)
         self._scan()
         self._forget_doubles()
-        self._mend()
         journal = Journal(self._shape, generation, 0, 0)
+        if self._store.read_only:
+            return journal
+        self._mend()
         if self.occupied.any():  # a journal would not say what lies there; look again next time
             journal.give_up()
             return journal
@@ -182,8 +196,9 @@ class _Found:
             self._header_sequence[blocks[good]] = records["sequence"][good]
             newest(self.table, self.seen, records[good])
             lost = blocks[~whole]
+            away = np.count_nonzero(self._away[shape.files(lost)])
             self.occupied[lost] = self.table["kind"][lost] != PUBLISH
-            unread += len(lost)
+            unread += len(lost) - int(away)
             self._progress(start + len(blocks), shape.blocks)
         if unread:
             log.warning(
@@ -214,6 +229,7 @@ class _Found:
         """Write the headers that say less than the journal; what cannot be written is left alone,
         and so is its extent."""
         newer = self.seen & (self.table["sequence"] != self._header_sequence) & ~self.occupied
+        newer &= ~self._away[self._shape.files(np.arange(self._shape.blocks))]
         stale: Ids = np.flatnonzero(newer)
         size = self._shape.header_bytes
         batch = max(1, min(len(self._arena), _CHUNK_BYTES) // size)
@@ -225,7 +241,7 @@ class _Found:
             ops = operations(self._device, rows, WRITE, offsets, files)
             failed = transfer(self._device, ops) != size
             self.occupied[blocks[failed]] = True
-        for file in range(self._shape.stripes if len(stale) else 0):
+        for file in np.flatnonzero(~self._away).tolist() if len(stale) else []:
             self._sync(file)
 
     # --- bytes ---
@@ -250,7 +266,7 @@ class _Found:
         ops = operations(self._device, rows, READ, offsets, files)
         whole = np.zeros(len(rows), np.bool_)
         for _ in range(2):
-            left = np.flatnonzero(~whole)
+            left = np.flatnonzero(~whole & ~self._away[files])
             if len(left) == 0:
                 break
             again = ops[left]

@@ -20,7 +20,7 @@ from prefetchd.driver import Driver
 from prefetchd.engine import Engine
 from prefetchd.format import Superblock
 from prefetchd.model import NO_IDS, Forgotten, Ids, Mask
-from prefetchd.store_folder import StoreError
+from prefetchd.store_place import StoreError
 
 log = logging.getLogger("prefetchd")
 
@@ -59,6 +59,7 @@ class Room:
         floor_bytes: int,
         *,
         evict: bool,
+        read_only: bool = False,
     ) -> None:
         self.wall_ns = time.time_ns
         self.evicted = 0
@@ -67,11 +68,14 @@ class Room:
         """Blocks removed because a page of theirs had rotted."""
         self.stopped = ""
         """Why nothing is written, in words; empty when all is well."""
+        if read_only:
+            self.stopped = "the store is open for reading only"
+        self._read_only = read_only
         self._engine = engine
         self._driver = driver
         self._held = held
         self._folders = folders
-        self._where = folders[0] if folders else "memory"
+        self._where = folders[0] if folders else driver.paths.names[0]
         self._floor_bytes = floor_bytes
         self._evicts = evict
         blocks = driver.catalog.superblock.blocks
@@ -149,6 +153,8 @@ class Room:
         layers = driver.catalog.superblock.layers
         pages = blocks[:, None] * layers + np.arange(layers)
         self._engine.handle(Forgotten(pages.reshape(-1)))
+        if self._read_only:
+            return
         driver.writer.commit.remove(blocks)
         self._move()
 
@@ -161,13 +167,13 @@ class Room:
         """Evict what a byte cap no longer allows."""
         catalog = self._driver.catalog
         with self._engine.lock:
-            if catalog.blocks_used > catalog.blocks_max:
+            if catalog.blocks_used > catalog.blocks_max and not self._read_only:
                 self._evict()
 
     def writable(self) -> bool:
         """Whether the floor of free space is kept; asked at most once a second."""
         now_ns = self._engine.clock()
-        if self._floor_bytes and now_ns - self._looked_ns >= _LOOK_NS:
+        if self._floor_bytes and not self._read_only and now_ns - self._looked_ns >= _LOOK_NS:
             self._looked_ns = now_ns
             before, self.stopped = self.stopped, self._short_of_space()
             if self.stopped and not before:
@@ -178,6 +184,8 @@ class Room:
 
     def _short_of_space(self) -> str:
         for folder in self._folders:
+            if not folder.exists():
+                continue  # its path is away
             status = os.statvfs(folder)
             free = status.f_bavail * status.f_frsize
             if free < self._floor_bytes:

@@ -10,6 +10,8 @@ import pytest
 
 import prefetchd
 from prefetchd import Options, uniform
+from prefetchd.format import Superblock
+from prefetchd.model import Ids
 from tests.runtime_bench import PLAIN, FaultyRuntime, content, harm_next, keys, read_all
 
 BLOCKS, LAYERS, PAGE_BYTES = 250, 8, 4096
@@ -18,6 +20,21 @@ BLOCKS, LAYERS, PAGE_BYTES = 250, 8, 4096
 def pages_of(seed: int = 1) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
     random = np.random.default_rng(seed)
     return random.integers(0, 256, (BLOCKS, LAYERS, PAGE_BYTES), np.uint8)
+
+
+def flip(path: Path, shape: Superblock, blocks: Ids) -> Ids:
+    """One bit in each of 1 % of all pages; which pages."""
+    random = np.random.default_rng(2)
+    harmed: Ids = np.sort(random.choice(BLOCKS * LAYERS, BLOCKS * LAYERS // 100, replace=False))
+    with open(path, "r+b") as medium:
+        for page in harmed.tolist():
+            start = int(shape.extent_offsets(blocks[[page // LAYERS]])[0]) + shape.header_bytes
+            place = start + page % LAYERS * shape.slot_bytes + int(random.integers(PAGE_BYTES))
+            medium.seek(place)
+            byte = medium.read(1)[0]
+            medium.seek(place)
+            medium.write(bytes([byte ^ 1 << int(random.integers(8))]))
+    return harmed
 
 
 def test_a_flipped_bit_in_one_page_of_a_hundred(
@@ -31,16 +48,7 @@ def test_a_flipped_bit_in_one_page_of_a_hundred(
     with prefetchd.open(tmp_path / "kv", layout, blocks=BLOCKS, options=options) as runtime:
         blocks = runtime.put(names, pages).blocks
         shape = runtime._parts.store.superblock
-    random = np.random.default_rng(2)
-    harmed = np.sort(random.choice(BLOCKS * LAYERS, BLOCKS * LAYERS // 100, replace=False))
-    with open(tmp_path / "kv" / "extents.dat", "r+b") as medium:
-        for page in harmed.tolist():
-            start = int(shape.extent_offsets(blocks[[page // LAYERS]])[0]) + shape.header_bytes
-            place = start + page % LAYERS * shape.slot_bytes + int(random.integers(PAGE_BYTES))
-            medium.seek(place)
-            byte = medium.read(1)[0]
-            medium.seek(place)
-            medium.write(bytes([byte ^ 1 << int(random.integers(8))]))
+    harmed = flip(tmp_path / "kv" / "extents.dat", shape, blocks)
     bad = set((harmed // LAYERS).tolist())
     with prefetchd.open(tmp_path / "kv", options=options) as runtime:
         missing = 0

@@ -141,7 +141,7 @@ def assemble(store: Store, options: Options, progress: Progress | None = None) -
         visible = np.zeros(shape.blocks, np.bool_)
         core, predictor_name = _core(geometry, slots, options, visible)
         arena, staging, scratch = _memory(shape, slots, options.write_buffers)
-        device, notes = _open_device(options, store.files, arena)
+        device, notes = open_device(options, store.files, arena)
     except BaseException:
         store.release()
         raise
@@ -257,7 +257,7 @@ def _core(geometry: Geometry, slots: int, options: Options, visible: Mask) -> tu
     return Core(staging, predictor, planner, options.core), name
 
 
-def _open_device(
+def open_device(
     options: Options, files: Sequence[File], arena: Arena
 ) -> tuple[StorageDevice, tuple[str, ...]]:
     """The device asked for; where io_uring is forbidden `threads`, with the reason as a note."""

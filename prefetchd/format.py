@@ -147,9 +147,10 @@ def namespace_id(namespace: str) -> bytes:
     return xxhash.xxh3_128_digest(b"prefetchd namespace" + namespace.encode())
 
 
-def page_checksum(page: NDArray[np.uint8], seed: int, layer: int) -> int:
+def page_checksum(page: NDArray[np.uint8] | memoryview, seed: int, layer: int) -> int:
     """xxh3-64 of a page's exact bytes, bound to its block by `seed` and to its layer."""
-    return xxhash.xxh3_64_intdigest(page.data, (seed + layer) & _MASK64)
+    data = page if isinstance(page, memoryview) else page.data
+    return xxhash.xxh3_64_intdigest(data, (seed + layer) & _MASK64)
 
 
 # --- superblocks ---

@@ -30,7 +30,16 @@ from prefetchd.journal import (
     unpack,
 )
 from prefetchd.model import Ids, Mask
-from prefetchd.records import PUBLISH, REMOVE, Records, decode_headers, encode_headers, record_dtype
+from prefetchd.records import (
+    PUBLISH,
+    REMOVE,
+    Records,
+    decode_headers,
+    encode_headers,
+    mixed,
+    multipliers,
+    record_dtype,
+)
 from prefetchd.store import Store, StoreError
 from prefetchd.transfers import operations, transfer
 
@@ -122,10 +131,12 @@ class _Found:
         return Journal(self._shape, generation, pages, count)
 
     def _has_doubles(self) -> bool:
-        """Whether two blocks may have one key: the first half of it is enough to tell."""
-        keys = np.ascontiguousarray(self.table["key"][self.table["kind"] == PUBLISH])
-        halves = keys.view("<u8").reshape(-1, 2)[:, 0]
-        return len(np.unique(halves)) < len(halves)
+        """Whether two blocks may have one key: a hash of it is enough to tell."""
+        held = self.table["kind"] == PUBLISH
+        names = [np.ascontiguousarray(self.table[name][held]) for name in ("key", "namespace")]
+        words = np.concatenate([name.view("<u4").reshape(-1, 4) for name in names], axis=1)
+        hashes = mixed(words.astype(np.uint64) @ multipliers(8))
+        return len(np.unique(hashes)) < len(hashes)
 
     def _journal_pages(self, generation: int, pages: int | None = None) -> tuple[Records, bool]:
         """Its records, and whether all pages could be read. `pages` None: until nothing comes."""
@@ -173,8 +184,7 @@ class _Found:
             journal.give_up()
             return journal
         live = self.table[self.table["kind"] == PUBLISH]
-        pieces = journal.snapshot(live, min(len(self._arena), _CHUNK_BYTES))
-        if not (self._write(pieces) and self._write([journal.head()])):
+        if not write_journal(self._device, self._arena, journal, live):
             log.warning("store %s: its journal cannot be written; it goes on without", self._where)
             journal.give_up()
         return journal
@@ -242,22 +252,9 @@ class _Found:
             failed = transfer(self._device, ops) != size
             self.occupied[blocks[failed]] = True
         for file in np.flatnonzero(~self._away).tolist() if len(stale) else []:
-            self._sync(file)
+            _sync(self._device, self._arena, file)
 
     # --- bytes ---
-
-    def _sync(self, file: int) -> bool:
-        ops = operations(self._device, self._arena[:0].reshape(1, 0), SYNC, np.zeros(1, int), file)
-        return int(transfer(self._device, ops)[0]) == 0
-
-    def _write(self, pieces: list[Piece]) -> bool:
-        for piece in pieces:
-            row = self._arena[: len(piece.data)].reshape(1, -1)
-            row[0] = piece.data
-            ops = operations(self._device, row, WRITE, np.array([piece.offset]))
-            if int(transfer(self._device, ops)[0]) != len(piece.data):
-                return False
-        return self._sync(0)
 
     def _read(
         self, rows: NDArray[np.uint8], offsets: NDArray[np.int64], files: NDArray[np.int64]
@@ -279,3 +276,24 @@ class _Found:
             worst = int(results.min())
             self._reason = errno_name(worst) if worst < 0 else "short read"
         return whole
+
+
+def write_journal(device: StorageDevice, arena: Arena, journal: Journal, records: Records) -> bool:
+    """Begin a new generation of the journal with these records; whether it is on the medium."""
+    pieces = journal.snapshot(records, min(len(arena), _CHUNK_BYTES))
+    return _write(device, arena, pieces) and _write(device, arena, [journal.head()])
+
+
+def _write(device: StorageDevice, arena: Arena, pieces: list[Piece]) -> bool:
+    for piece in pieces:
+        row = arena[: len(piece.data)].reshape(1, -1)
+        row[0] = piece.data
+        ops = operations(device, row, WRITE, np.array([piece.offset]))
+        if int(transfer(device, ops)[0]) != len(piece.data):
+            return False
+    return _sync(device, arena, 0)
+
+
+def _sync(device: StorageDevice, arena: Arena, file: int) -> bool:
+    ops = operations(device, arena[:0].reshape(1, 0), SYNC, np.zeros(1, int), file)
+    return int(transfer(device, ops)[0]) == 0

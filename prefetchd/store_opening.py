@@ -122,6 +122,16 @@ def _open_file(
         return shape, medium
 
 
+def superblock_of(place: Path, opening: Opening) -> Superblock:
+    """Of a store that nobody has open for writing. Raises StoreError."""
+    files: list[File] = []
+    locks: list[int] = []
+    try:
+        return _open_file(place, opening, files, locks)[0]
+    finally:
+        close_all([*(file.fd for file in files), *locks])
+
+
 def exists(place: Path, *, raw: bool = False) -> bool:
     """Whether a store seems to be there."""
     path = data_path(place, raw=raw)

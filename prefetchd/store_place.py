@@ -64,6 +64,11 @@ def take_lock(place: Path, *, shared: bool = False) -> int:
         claim = os.O_EXCL if is_device(place) and not shared else 0
         fd = os.open(place, (os.O_RDONLY if shared else os.O_RDWR) | claim)
     elif shared:
+        if not (place / LOCK_NAME).exists():
+            raise StoreError(
+                f"{place} has no {LOCK_NAME}: it is no store, or was copied in part; if it is one, "
+                "open it once to be written"
+            )
         fd = os.open(place / LOCK_NAME, os.O_RDONLY)
     else:
         fd = os.open(place / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600)
@@ -82,7 +87,7 @@ def take_lock(place: Path, *, shared: bool = False) -> int:
 
 
 def _holders(fd: int, place: Path) -> str:
-    """Who holds a lock on this file: as the kernel says, else as its owner wrote there."""
+    """Who holds a lock on this file: as the kernel says and, if it is sure, its owner wrote."""
     inode = os.fstat(fd).st_ino
     pids = []
     with contextlib.suppress(OSError):
@@ -90,8 +95,11 @@ def _holders(fd: int, place: Path) -> str:
             words = line.split()
             if "FLOCK" in words and words[5].endswith(f":{inode}") and words[4].isdigit():
                 pids.append(words[4])
-    if not any(pid != "0" for pid in pids) and not is_raw(place):
-        pids = [os.pread(fd, 32, 0).decode("ascii", "replace").strip()]
+    if not is_raw(place):
+        owner = os.pread(fd, 32, 0).decode("ascii", "replace").strip()
+        # Readers write nothing there; and from inside a container the kernel's numbers are 0.
+        if owner in pids or not any(pid != "0" for pid in pids):
+            pids = [owner]
     return ", ".join(map(_described, pids)) or "unknown"
 
 

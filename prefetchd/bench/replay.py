@@ -113,7 +113,11 @@ def prepare_store(
         staging_bytes=_WRITING_SLOTS * _slot_bytes(directory, layout),
         evict_blocks=False,  # another trace's blocks are not ours to throw away
     )
-    with open_runtime(directory, layout, options=options) as runtime:
+
+    def scanning(done: int, whole: int) -> None:
+        report.say(f"reading {done} of {whole} headers")
+
+    with open_runtime(directory, layout, options=options, progress=scanning) as runtime:
         if len(runtime.lookup(names)) == len(names):
             return
         report.say("writing the store")

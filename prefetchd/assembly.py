@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import mmap
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -25,14 +24,17 @@ from prefetchd.driver import SLOTS_MAX, Driver
 from prefetchd.eviction import EVICTIONS
 from prefetchd.format import Superblock
 from prefetchd.gpu import GpuDevice
+from prefetchd.journal import Journal
 from prefetchd.model import Geometry, Mask
+from prefetchd.paths import Paths
 from prefetchd.pipeline import FlushLimits
 from prefetchd.planner import Planner, PlannerLimits
 from prefetchd.predictor import Predictor
-from prefetchd.recovery import recover
+from prefetchd.recovery import Progress, recover
 from prefetchd.room import blocks_under_cap, blocks_under_quota
 from prefetchd.staging import Staging
 from prefetchd.store import Store, StoreError
+from prefetchd.transfers import drain
 from prefetchd.write_hints import hint_lifetime
 from prefetchd.writer import Writer
 
@@ -51,7 +53,6 @@ _COUNTS = (
     "quota_bytes",
 )
 _AMOUNTS = ("demand_timeout_s", "put_timeout_s", "flush_after_s", "lease_s", "floor_bytes")
-_CLOSE_TIMEOUT_NS = 10_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,17 +136,19 @@ class Parts:
         """End what is in flight, mark the store clean if asked, let go of everything."""
         self.gpu.close()
         try:
-            if clean:
+            if clean and not self.store.read_only:
                 drain(self.device)
                 journal = self.driver.writer.commit.journal
-                self.store.mark_clean(self.device, self.scratch, journal)
+                without = np.flatnonzero(self.driver.paths.unwritable[1:]) + 1
+                self.store.mark_clean(self.device, self.scratch, journal, without.tolist())
         finally:
             self.device.close()
             self.store.release()
 
 
-def assemble(store: Store, options: Options) -> Parts:
-    """Raises StoreError, DeviceError, GpuError or RegistryError; the store is then released."""
+def assemble(store: Store, options: Options, progress: Progress | None = None) -> Parts:
+    """`progress`: of reading headers. Raises StoreError, DeviceError, GpuError or RegistryError;
+    the store is then released."""
     shape = store.superblock
     geometry = Geometry(shape.layers, shape.blocks)
     try:
@@ -153,13 +156,19 @@ def assemble(store: Store, options: Options) -> Parts:
         visible = np.zeros(shape.blocks, np.bool_)
         core, predictor_name = _core(geometry, slots, options, visible)
         arena, staging, scratch = _memory(shape, slots, options.write_buffers)
-        device, notes = _open_device(options, store.files, arena)
+        device, notes = open_device(options, store.files, arena)
     except BaseException:
         store.release()
         raise
     try:
         catalog, journal = recover(
-            store, device, scratch, options.namespace, visible, scan=options.scan
+            store,
+            device,
+            scratch,
+            options.namespace,
+            visible,
+            scan=options.scan,
+            progress=progress,
         )
         catalog.blocks_max = blocks_under_cap(shape, options.cap_bytes)
         catalog.mine_max = blocks_under_quota(shape, options.quota_bytes)
@@ -168,12 +177,9 @@ def assemble(store: Store, options: Options) -> Parts:
         device.close()
         store.release()
         raise
-    end = options.write_buffers * shape.extent_bytes
-    buffers = scratch[:end].reshape(options.write_buffers, -1)
-    limits = FlushLimits(options.flush_after_blocks, int(options.flush_after_s * 1e9))
-    commit = Commit(catalog, journal, scratch[end:], staging.nbytes + end, limits)
-    driver = Driver(device, catalog, staging, Writer(catalog, buffers, staging.nbytes, commit))
-    notes = (*notes, *device.notes, *gpu.notes)
+    driver = _driver(options, store, device, catalog, journal, staging, scratch)
+    notes = (*store.notes, *notes, *device.notes, *gpu.notes)
+    hint = "none" if store.read_only else hint_lifetime(store.files, options.ttl_s)
     return Parts(
         store,
         geometry,
@@ -185,9 +191,33 @@ def assemble(store: Store, options: Options) -> Parts:
         core,
         driver,
         predictor_name,
-        hint_lifetime(store.files, options.ttl_s),
+        hint,
         notes,
     )
+
+
+def _driver(
+    options: Options,
+    store: Store,
+    device: StorageDevice,
+    catalog: Catalog,
+    journal: Journal,
+    staging: NDArray[np.uint8],
+    scratch: Arena,
+) -> Driver:
+    """The driver with all that writes, each with its part of the scratch memory."""
+    shape = store.superblock
+    end = options.write_buffers * shape.extent_bytes
+    probes = len(scratch) - shape.stripes * shape.superblock_bytes
+    buffers = scratch[:end].reshape(options.write_buffers, -1)
+    limits = FlushLimits(options.flush_after_blocks, int(options.flush_after_s * 1e9))
+    commit = Commit(catalog, journal, scratch[end:probes], staging.nbytes + end, limits)
+    names = [file.path for file in store.files]
+    paths = Paths(names, catalog, commit, scratch[probes:], staging.nbytes + probes)
+    for path in sorted(store.missing):
+        paths.lose(path)
+    writer = Writer(catalog, buffers, staging.nbytes, commit)
+    return Driver(device, catalog, staging, writer, paths)
 
 
 def _slots(shape: Superblock, geometry: Geometry, staging_bytes: int | None) -> int:
@@ -209,6 +239,7 @@ def _memory(
     are any: scratch for opening)."""
     staging_bytes = slots * shape.slot_bytes
     scratch_bytes = write_buffers * shape.extent_bytes + Commit.region_bytes(shape.header_bytes)
+    scratch_bytes += shape.stripes * shape.superblock_bytes  # for probes of the paths
     arena = aligned_arena(staging_bytes + scratch_bytes, shape.alignment_bytes)
     staging = arena[:staging_bytes].reshape(slots, shape.slot_bytes)
     return arena, staging, arena[staging_bytes:]
@@ -242,7 +273,7 @@ def _core(geometry: Geometry, slots: int, options: Options, visible: Mask) -> tu
     return Core(staging, predictor, planner, options.core), name
 
 
-def _open_device(
+def open_device(
     options: Options, files: Sequence[File], arena: Arena
 ) -> tuple[StorageDevice, tuple[str, ...]]:
     """The device asked for; where io_uring is forbidden `threads`, with the reason as a note."""
@@ -262,11 +293,3 @@ def _open_gpu(options: Options, staging: NDArray[np.uint8]) -> GpuDevice:
     if isinstance(factory, str):
         factory = registry.gpu_device_class(factory)
     return factory(staging, len(staging))
-
-
-def drain(device: StorageDevice) -> None:
-    """Let what is in flight end, within a limit, so that the device can be used alone."""
-    deadline_ns = time.monotonic_ns() + _CLOSE_TIMEOUT_NS
-    while device.in_flight and (patience_ns := deadline_ns - time.monotonic_ns()) > 0:
-        device.wait(patience_ns)  # which may return early, with nothing to reap
-        device.reap()

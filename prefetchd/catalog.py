@@ -13,6 +13,7 @@ from itertools import takewhile
 import numpy as np
 from numpy.typing import NDArray
 
+from prefetchd.extents import FreeExtents, of_path
 from prefetchd.format import Binding, Superblock, page_checksum
 from prefetchd.lookups import Stamps
 from prefetchd.model import NO_IDS, Ids, Mask, Slots
@@ -26,9 +27,7 @@ class StoreFullError(Exception):
 
 class Catalog:
     """Blocks of one namespace in one store. Those of other namespaces take space, expire and can be
-    evicted; nobody finds or reads them here.
-
-    `visible`, one a block, is kept up to date for whoever else looks at it. `table`: the last
+    evicted; nobody finds or reads them here. `visible`, one a block, is kept up to date for whoever else looks at it. `table`: the last
     record of each block, one row a block, as it is (or is about to be) on the medium.
     """
 
@@ -37,29 +36,30 @@ class Catalog:
         self.superblock = superblock
         self.binding = binding
         self.table: Records = np.zeros(blocks, record_dtype(superblock.layers))
-        self.busy = np.zeros(blocks, np.bool_)
-        """Blocks on their way to the medium: not to be removed yet."""
-        self.blocks_max = blocks
-        """How many extents may be in use; less than all under a byte cap."""
-        self.mine_max = blocks
-        """How many of them this namespace may use."""
+        self.busy = np.zeros(blocks, np.bool_)  # on their way to the medium: not to be removed yet
+        self.blocks_max = self.mine_max = blocks
+        """How many extents may be in use, by all namespaces and by this one."""
         self.stamps: Stamps = np.zeros(blocks, np.int64)
         """Of what was last put at each index; see `Found`."""
         self.next_expiry_ns = NEVER_NS
         """When `expired` is worth asking."""
         self._block_of: dict[bytes, int] = {}
+        self._suspended_of: dict[bytes, int] = {}
         self._visible = visible
         self._taken = np.zeros(blocks, np.bool_)
         self._mine = np.zeros(blocks, np.bool_)  # taken by this namespace
         self._foreign = np.zeros(blocks, np.bool_)  # published by others
         self._stamp = superblock.epoch << 32
-        self._free = list(range(blocks - 1, -1, -1))  # a stack; may name taken ones
+        self.free = FreeExtents(np.arange(blocks), superblock.stripes)
+        self._away: set[int] = set()  # paths that cannot be read
+        self._suspended = np.zeros(blocks, np.bool_)  # there, on such a path
+        self.superseded: list[int] = []
+        """Blocks that were put again elsewhere while their path was away; to be removed."""
         self._seeds = np.zeros(blocks, np.uint64)
         self._checksums = self.table["checksums"]
         self._used = np.zeros(blocks, np.int64)
         self._clock = 0
-        self.blocks_used = 0
-        self.mine_used = 0
+        self.blocks_used = self.mine_used = 0
         self.sequence = superblock.epoch << 40
 
     @property
@@ -79,7 +79,7 @@ class Catalog:
         held = table["kind"] == PUBLISH
         self._taken[:] = held | occupied
         self.blocks_used = int(np.count_nonzero(self._taken))
-        self._free = np.flatnonzero(~self._taken)[::-1].tolist()
+        self.free = FreeExtents(np.flatnonzero(~self._taken), self.superblock.stripes)
         mine = held & ~occupied & (table["namespace"] == np.void(self.binding.namespace))
         self._mine[:] = mine
         self._foreign[:] = held & ~occupied & ~mine
@@ -105,8 +105,14 @@ class Catalog:
     def known(self, pages: Ids) -> Mask:
         """Which page ids belong to visible blocks."""
         inside = (pages >= 0) & (pages < self._visible.size * self.superblock.layers)
-        known: Mask = inside & self._visible[np.where(inside, pages, 0) // self.superblock.layers]
+        blocks = np.where(inside, pages, 0) // self.superblock.layers
+        known: Mask = inside & self.stored(blocks)
         return known
+
+    def stored(self, blocks: Ids) -> Mask:
+        """Which of these blocks are there, on whatever path."""
+        there: Mask = self._visible[blocks] | self._suspended[blocks]
+        return there
 
     def all_known(self, pages: Ids) -> bool:
         """The same for all at once, at the least cost when the answer is yes."""
@@ -115,7 +121,10 @@ class Catalog:
         blocks = pages // self.superblock.layers
         if blocks.min() < 0 or blocks.max() >= len(self._visible):
             return False
-        return bool(self._visible[blocks].all())
+        here = self._visible[blocks]
+        if self._away:
+            here |= self._suspended[blocks]
+        return bool(here.all())
 
     def unchanged(self, pages: Ids, stamps: Stamps) -> Mask:
         """Which page ids belong to the very blocks that had these stamps, one a page."""
@@ -135,7 +144,7 @@ class Catalog:
     @property
     def has_room(self) -> bool:
         """Whether `reserve` would give an extent."""
-        return self.blocks_used < self.blocks_max and not self.quota_full
+        return self.blocks_used < self.blocks_max and not self.quota_full and bool(self.free)
 
     @property
     def quota_full(self) -> bool:
@@ -147,23 +156,23 @@ class Catalog:
 
     def reserve(self) -> int:
         """A free extent for one block. Raises StoreFullError."""
-        while self._free and self.has_room:
-            block = self._free.pop()
-            if not self._taken[block]:
-                self._taken[block] = True
-                self.busy[block] = True
-                self._mine[block] = True
-                self.blocks_used += 1
-                self.mine_used += 1
-                return block
+        if self.has_room:
+            block = self.free.take()
+            self._taken[block] = True
+            self.busy[block] = True
+            self._mine[block] = True
+            self.blocks_used += 1
+            self.mine_used += 1
+            return block
         if self.quota_full and self.mine_max < self.blocks_max:
             raise StoreFullError(f"all {self.mine_max} blocks of the namespace's quota are in use")
-        raise StoreFullError(f"all {self.blocks_max} blocks of the store are in use")
+        besides = ", or lie on a path that has failed" if self.free.barred else ""
+        raise StoreFullError(f"all {self.blocks_max} blocks of the store are in use{besides}")
 
     def give_back(self, block: int) -> None:
         """The medium says nothing of this extent (any more): it may be written over."""
         self._taken[block] = self.busy[block] = False
-        self._free.append(block)
+        self.free.give_back(block)
         self.blocks_used -= 1
         self.mine_used -= int(self._mine[block])
         self._mine[block] = False
@@ -186,7 +195,15 @@ class Catalog:
     def publish(self, block: int) -> None:
         """From here on the block is found by its key, and its pages can be read."""
         row = self.table[block]
-        self._block_of[row["key"].tobytes()] = block
+        key = row["key"].tobytes()
+        if self._suspended_of and (older := self._suspended_of.pop(key, -1)) >= 0:
+            self._suspended[older] = False
+            self.superseded.append(older)
+        if block % self.superblock.stripes in self._away:
+            self._suspended[block] = True
+            self._suspended_of[key] = block
+            return
+        self._block_of[key] = block
         self._visible[block] = True
         self.next_expiry_ns = min(self.next_expiry_ns, int(row["expires_ns"]))
         self._clock += 1
@@ -196,7 +213,7 @@ class Catalog:
 
     def expired(self, wall_ns: int) -> Ids:
         """Blocks whose time is over. Found once: from here on nobody finds them."""
-        there = self._visible | self._foreign
+        there = self._visible | self._foreign | self._suspended
         stays = there & (self.table["expires_ns"] > wall_ns)
         over: Ids = np.flatnonzero(there & ~stays)
         self.hide(over)
@@ -207,6 +224,8 @@ class Catalog:
         """Up to `count` blocks that have not been used for longest, `held` and busy ones left out:
         of this namespace only (`mine`), or of all. They are still found."""
         allowed = (self._visible if mine else self._visible | self._foreign) & ~held & ~self.busy
+        for path in sorted(self.free.barred):  # their extents would be of no use
+            allowed[path :: self.superblock.stripes] = False
         return self.least_used(allowed, count)
 
     def least_used(self, allowed: Mask, count: int) -> Ids:
@@ -214,11 +233,34 @@ class Catalog:
 
     def hide(self, blocks: Ids) -> None:
         """Nobody finds these blocks from here on; their extents stay taken."""
-        self._visible[blocks] = self._foreign[blocks] = False
+        self._visible[blocks] = self._foreign[blocks] = self._suspended[blocks] = False
+        for block in blocks.tolist():
+            key = self.table["key"][block].tobytes()
+            for found in (self._block_of, self._suspended_of):
+                if found.get(key) == block:
+                    del found[key]
+
+    # --- paths ---
+
+    def suspend(self, path: int) -> None:
+        """The blocks of this path are not found until it is back; their page ids stay theirs."""
+        self._away.add(path)
+        blocks = of_path(self._visible, path, self.superblock.stripes)
+        self._visible[blocks] = False
+        self._suspended[blocks] = True
         for block in blocks.tolist():
             key = self.table["key"][block].tobytes()
             if self._block_of.get(key) == block:
-                del self._block_of[key]
+                self._suspended_of[key] = self._block_of.pop(key)
+
+    def resume(self, path: int) -> None:
+        """They are found again; those that were put anew meanwhile are `superseded` already."""
+        self._away.discard(path)
+        blocks = of_path(self._suspended, path, self.superblock.stripes)
+        self._suspended[blocks] = False
+        self._visible[blocks] = True
+        for key in self.table["key"][blocks].tolist():
+            self._block_of[key] = self._suspended_of.pop(key)
 
     def say(self, blocks: Ids, kind: int) -> Records:
         """New records of these blocks, of this kind and with the next sequence numbers."""
@@ -235,21 +277,6 @@ class Catalog:
         return records
 
     # --- pages ---
-
-    def locate(self, pages: Ids) -> tuple[NDArray[np.int64] | int, NDArray[np.int64]]:
-        """Where pages begin: the index of their file (0 for all if there is one), and bytes."""
-        shape = self.superblock
-        blocks = pages // shape.layers
-        # Pages of a block lie in layer order, so only the block's own share is added per block.
-        start = shape.superblock_bytes + shape.header_bytes
-        offsets: NDArray[np.int64]
-        if shape.stripes == 1:
-            between = shape.extent_bytes - shape.layers * shape.slot_bytes
-            offsets = pages * shape.slot_bytes + (blocks * between + start)
-            return 0, offsets
-        layers = pages - blocks * shape.layers
-        offsets = shape.extent_offsets(blocks) + (layers * shape.slot_bytes + shape.header_bytes)
-        return shape.files(blocks), offsets
 
     def verify(self, pages: Ids, staging: NDArray[np.uint8], slots: Slots) -> Mask:
         """Which slots of `staging` (slots, slot_bytes) hold the pages they should.

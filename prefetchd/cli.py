@@ -2,8 +2,9 @@
 
 Decides names of commands, exit codes and progress bars; all work is done elsewhere.
 
-Exit codes: 0 done, 2 bad input (a trace, an option, a name), 3 this machine or store cannot do
-it, 4 wrong bytes were about to be used (never expected), 130 interrupted.
+Exit codes: 0 done, 1 a check found something, 2 bad input (a trace, an option, a name), 3 this
+machine or store cannot do it, 4 wrong bytes were about to be used (never expected), 130
+interrupted.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from prefetchd.layout import LayoutError
 from prefetchd.layout_command import show_layout
 from prefetchd.registry import PLUGIN_PREFIX, RegistryError
 from prefetchd.store import StoreError
+from prefetchd.store_command import store_app
 
 app = typer.Typer(
     help="A predictive staging engine for KV caches on NVMe.",
@@ -43,6 +45,7 @@ app = typer.Typer(
 )
 app.add_typer(replay_app, name="replay")
 app.add_typer(bench_app, name="bench")
+app.add_typer(store_app, name="store")
 app.command("layout")(show_layout)
 
 _BAD_INPUT = (ReplayError, TraceError, LayoutError, RegistryError, ReportError, ValueError)

@@ -5,14 +5,26 @@ Decides nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
+
+from prefetchd.model import NO_IDS, Ids
 
 WRITE_TAG = np.uint64(1 << 63)
 """Set in the tag of every operation of a put."""
 COMMIT_BIT = 1 << 62
 """Set in the tags of commits, beside WRITE_TAG."""
+PROBE_TAG = np.uint64(1 << 63 | 1 << 61)
+"""Set in the tags of probes of paths, without COMMIT_BIT."""
+
+
+def is_probe(tag: int) -> bool:
+    return tag >> 61 == int(PROBE_TAG) >> 61
+
+
+def path_of_probe(tag: int) -> int:
+    return tag & ((1 << 61) - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +63,28 @@ class Job:
     @property
     def durable(self) -> bool:
         return not self.visible or any(waiter.durable for waiter in self.waiters)
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """A part of a commit that failed: `result` is -errno, or a short count; `file` its path."""
+
+    what: str
+    result: int
+    file: int
+
+
+@dataclass(slots=True)
+class Phase:
+    """The phase of a commit that is under way: what it is about, and what has come of it."""
+
+    number: int
+    jobs: list[Job] = field(default_factory=list)
+    removals: Ids = field(default_factory=lambda: NO_IDS)
+    files: list[int] = field(default_factory=list)  # of each operation
+    left: dict[int, int] = field(default_factory=dict)  # tag: bytes expected
+    wrong: dict[int, int] = field(default_factory=dict)  # number of the operation: its result
+    first: int = 0
 
 
 @dataclass(slots=True)

@@ -51,10 +51,11 @@ def puts_of(engine: Engine, parts: Parts, options: Options, held: Callable[[], M
         engine,
         parts.driver,
         held,
-        parts.store.directories,
+        parts.store.folders,
         options.floor_bytes,
         evict=options.evict_blocks,
         lease_ns=int(options.lease_s * 1e9),
+        read_only=parts.store.read_only,
     )
     admission = Admission(options.admission, max(1024, parts.geometry.blocks))
     limits = PutLimits(

@@ -20,7 +20,7 @@ from prefetchd.driver import Driver
 from prefetchd.engine import Engine
 from prefetchd.format import Superblock
 from prefetchd.model import NO_IDS, Forgotten, Ids, Mask
-from prefetchd.store_folder import StoreError
+from prefetchd.store_place import StoreError
 
 log = logging.getLogger("prefetchd")
 
@@ -76,18 +76,25 @@ class Room:
         *,
         evict: bool,
         lease_ns: int = 0,
+        read_only: bool = False,
     ) -> None:
         self.wall_ns = time.time_ns
         self.evicted = 0
         self.expired = 0
         self.leases_cut = 0
         """Blocks that were evicted although somebody had a lease on them."""
+        self.rotten = 0
+        """Blocks removed because a page of theirs had rotted."""
         self.stopped = ""
         """Why nothing is written, in words; empty when all is well."""
+        if read_only:
+            self.stopped = "the store is open for reading only"
+        self._read_only = read_only
         self._engine = engine
         self._driver = driver
         self._held = held
         self._folders = folders
+        self._where = folders[0] if folders else driver.paths.names[0]
         self._floor_bytes = floor_bytes
         self._evicts = evict
         self._lease_ns = lease_ns
@@ -100,8 +107,13 @@ class Room:
         self._leased_until_ns[blocks] = self._engine.clock() + self._lease_ns
 
     def tidy(self) -> None:
-        """Let go of what has expired, and of what somebody held when it did."""
+        """Let go of what has expired or rotted, and of what somebody held when it did."""
         catalog = self._driver.catalog
+        if self._driver.rot.rotten:
+            self._note_rot(np.array(self._driver.rot.take(), np.int64))
+        if catalog.superseded:
+            older, catalog.superseded = np.array(catalog.superseded), []
+            self._leaving = np.concatenate([self._leaving, older])
         due = self.wall_ns() >= catalog.next_expiry_ns if catalog.may_expire else False
         if due:
             over = catalog.expired(self.wall_ns())
@@ -112,6 +124,19 @@ class Room:
             stay = self._held()[self._leaving] | catalog.busy[self._leaving]
             gone, self._leaving = self._leaving[~stay], self._leaving[stay]
             self._remove(gone)
+
+    def _note_rot(self, blocks: Ids) -> None:
+        blocks = blocks[self._driver.catalog.stored(blocks)]
+        if len(blocks) and not self.rotten:
+            log.warning(
+                "store %s: block %d has failed its checksum in two reads and is removed, so that "
+                "it can be put again; others like it are only counted",
+                self._where,
+                blocks[0],
+            )
+        self.rotten += len(blocks)
+        self._driver.catalog.hide(blocks)
+        self._leaving = np.concatenate([self._leaving, blocks])
 
     def ready(self) -> bool:
         """Whether the next put can be decided: there is a buffer and an extent, or never will be.
@@ -180,6 +205,8 @@ class Room:
         layers = driver.catalog.superblock.layers
         pages = blocks[:, None] * layers + np.arange(layers)
         self._engine.handle(Forgotten(pages.reshape(-1)))
+        if self._read_only:
+            return
         driver.writer.commit.remove(blocks)
         self._move()
 
@@ -192,15 +219,16 @@ class Room:
         """Evict what a byte cap or a quota no longer allows."""
         catalog = self._driver.catalog
         with self._engine.lock:
-            if catalog.mine_used > catalog.mine_max:
+            if catalog.mine_used > catalog.mine_max and not self._read_only:
                 self._evict()
-            if catalog.blocks_used - self._driver.writer.commit.removing > catalog.blocks_max:
+            used = catalog.blocks_used - self._driver.writer.commit.removing
+            if used > catalog.blocks_max and not self._read_only:
                 self._evict()
 
     def writable(self) -> bool:
         """Whether the floor of free space is kept; asked at most once a second."""
         now_ns = self._engine.clock()
-        if self._floor_bytes and now_ns - self._looked_ns >= _LOOK_NS:
+        if self._floor_bytes and not self._read_only and now_ns - self._looked_ns >= _LOOK_NS:
             self._looked_ns = now_ns
             before, self.stopped = self.stopped, self._short_of_space()
             if self.stopped and not before:
@@ -211,6 +239,8 @@ class Room:
 
     def _short_of_space(self) -> str:
         for folder in self._folders:
+            if not folder.exists():
+                continue  # its path is away
             status = os.statvfs(folder)
             free = status.f_bavail * status.f_frsize
             if free < self._floor_bytes:

@@ -8,21 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from prefetchd import store, store_making
-from prefetchd.assembly import Options, Parts, assemble
+from prefetchd.assembly import Options, Parts
 from prefetchd.engine import Engine
 from prefetchd.holds import Holds
 from prefetchd.hostinfo import Medium
-from prefetchd.layout import Layout
 from prefetchd.lookups import Found, Keys, Stamps, as_keys
 from prefetchd.model import Demanded, Hint, Hinted, Ids, Ready, Scores
 from prefetchd.puts import puts_of
@@ -259,41 +254,3 @@ class Runtime:
         traceback: TracebackType | None,
     ) -> None:
         await asyncio.to_thread(self.__exit__, kind, error, traceback)
-
-
-def open_runtime(
-    path: str | Path | None,
-    layout: Layout | None = None,
-    *,
-    blocks: int | None = None,
-    fill: bool = True,
-    paths: Sequence[str | Path] = (),
-    options: Options | None = None,
-) -> Runtime:
-    """Open the store at `path`, creating it for `blocks` blocks of `layout` if there is none.
-
-    `paths`: further folders for a store that is to be made, best on other drives; its blocks are
-    dealt out among them. A store that is there knows its own.
-
-    `path` None keeps everything in this process's memory (device `memory`): for tests and tries.
-    Raises StoreError, DeviceError, GpuError, RegistryError, each saying what to do.
-    """
-    options = options or Options()
-    if path is None:
-        if layout is None or blocks is None:
-            raise store.StoreError("a store in memory needs a layout and a number of blocks")
-        opened = store.in_memory(layout, blocks)
-        if options.device == "uring":
-            options = replace(options, device="memory")
-        return Runtime(assemble(opened, options), options)
-    directory = Path(path)
-    if not store.exists(directory) and layout is not None and blocks is not None:
-        store_making.create(directory, layout, blocks, fill=fill, paths=[Path(p) for p in paths])
-    parts = assemble(store.open_store(directory, layout), options)
-    if blocks not in (None, parts.geometry.blocks):
-        note = (
-            f"{blocks} blocks were asked for, but the store was made for {parts.geometry.blocks} "
-            "and keeps that size; erase the folder to make it anew"
-        )
-        parts = replace(parts, notes=(note, *parts.notes))
-    return Runtime(parts, options)

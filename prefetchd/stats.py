@@ -11,12 +11,14 @@ from numpy.typing import NDArray
 from prefetchd.assembly import Parts
 from prefetchd.engine import Engine
 from prefetchd.model import Outcome, Verdict
+from prefetchd.paths import PathStats
 from prefetchd.puts import Puts
 
 
 class StoreWrites(msgspec.Struct, frozen=True):
     """What was written, and what became of blocks; `msgspec.json.encode` takes it.
 
+    `blocks_rotten`: removed because a page was no longer what was written, in two reads of it.
     `blocks_at_risk`: found, and not yet on the medium: what a crash would take now.
     `written_per_reused`: bytes written per byte demanded and had (None: nothing was demanded).
     `stopped`: why nothing is written, in words. `hint`: what the kernel was told of its lifetime.
@@ -31,6 +33,7 @@ class StoreWrites(msgspec.Struct, frozen=True):
     blocks_evicted: int
     leases_cut: int
     blocks_expired: int
+    blocks_rotten: int
     blocks_at_risk: int
     blocks_used: int
     blocks_max: int
@@ -57,6 +60,7 @@ class Stats:
     outcomes: dict[str, int]
     prefetch: dict[str, int]
     failures: dict[str, int]
+    paths: tuple[PathStats, ...]
     hints_dropped: int
     retried: int
     failed: int
@@ -89,6 +93,7 @@ def _store_writes(parts: Parts, puts: Puts) -> StoreWrites:
         blocks_evicted=puts.room.evicted,
         leases_cut=puts.room.leases_cut,
         blocks_expired=puts.room.expired,
+        blocks_rotten=puts.room.rotten,
         blocks_at_risk=writer.commit.at_risk,
         blocks_used=parts.catalog.blocks_used,
         blocks_max=parts.catalog.blocks_max,
@@ -123,6 +128,7 @@ def take_stats(parts: Parts, engine: Engine, puts: Puts) -> Stats:
             **verdicts,
         },
         failures=dict(driver.failures),
+        paths=driver.paths.stats(),
         hints_dropped=engine.hints_dropped,
         retried=counters.retried,
         failed=counters.failed,

@@ -57,6 +57,8 @@ class Writer:
         self.admitted = 0
         self.in_flight = 0
         self.given_up = 0
+        self.overdue: list[int] = []
+        """Blocks given up since somebody last looked."""
 
     @property
     def idle(self) -> bool:
@@ -198,6 +200,7 @@ class Writer:
             job.waiters = [waiter for waiter in job.waiters if waiter.deadline_ns > now_ns]
             if not job.waiters:
                 self.in_flight -= 1
+                self.overdue.append(job.block)
                 self.given_up += not job.visible
                 job.given_up = not job.visible
         return told

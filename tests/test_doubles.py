@@ -35,4 +35,4 @@ def test_of_two_blocks_with_one_key_the_older_one_goes(tmp_path: Path) -> None:
             assert np.array_equal(read_all(runtime, found), pages[1:])
             writes = runtime.stats().store_writes
             assert (runtime.stats().blocks_visible, writes.blocks_used) == (1, 1)
-            assert len(runtime._parts.catalog._free) == BLOCKS - 1
+            assert len(runtime._parts.catalog.free) == BLOCKS - 1

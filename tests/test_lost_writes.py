@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prefetchd import assembly
+from prefetchd import transfers
 from tests.runtime_bench import PLAIN, FaultyRuntime, content, keys, read_all
 
 SOON = replace(PLAIN, put_timeout_s=0.0, demand_timeout_s=60.0)
@@ -17,7 +17,7 @@ SOON = replace(PLAIN, put_timeout_s=0.0, demand_timeout_s=60.0)
 def test_a_put_whose_write_is_lost_fails_and_its_buffer_is_not_used_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(assembly, "_CLOSE_TIMEOUT_NS", 1_000_000)
+    monkeypatch.setattr(transfers, "_CLOSE_TIMEOUT_NS", 1_000_000)
     with FaultyRuntime([(0, "lose")], replace(SOON, write_buffers=2)) as runtime:
         put = runtime.put(keys(1), content(1)).wait()
         assert put.failures == ["block 0 was not stored: ETIMEDOUT (Connection timed out)"]

@@ -31,7 +31,7 @@ from prefetchd.devices.limited import Limited
 from prefetchd.eviction import EVICTIONS
 from prefetchd.lab.requests import Requests
 from prefetchd.layout import uniform
-from prefetchd.runtime import open_runtime
+from prefetchd.opening import open_runtime
 
 CONTROLS = ("none",)
 _RUN_FOLDER = "prefetchd-restore-run"

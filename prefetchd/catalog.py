@@ -49,8 +49,9 @@ class Catalog:
         self._away: set[int] = set()  # paths that cannot be read
         self._suspended = np.zeros(blocks, np.bool_)  # there, on such a path
         self._suspended_of: dict[bytes, int] = {}
-        self.superseded: list[int] = []
-        """Blocks that were put again elsewhere while their path was away; to be removed."""
+        self.discarded: list[int] = []
+        """Blocks that are hidden and to be removed by whoever makes room: put again elsewhere while
+        their path was away, or found before it turned out that they cannot be made to last."""
         self._seeds = np.zeros(blocks, np.uint64)
         self._checksums = self.table["checksums"]
         self._used = np.zeros(blocks, np.int64)
@@ -169,7 +170,7 @@ class Catalog:
         key = row["key"].tobytes()
         if self._suspended_of and (older := self._suspended_of.pop(key, -1)) >= 0:
             self._suspended[older] = False
-            self.superseded.append(older)
+            self.discarded.append(older)
         if block % self.superblock.stripes in self._away:
             self._suspended[block] = True
             self._suspended_of[key] = block
@@ -208,6 +209,10 @@ class Catalog:
                 if found.get(key) == block:
                     del found[key]
 
+    def discard(self, block: int) -> None:
+        self.hide(np.array([block]))
+        self.discarded.append(block)
+
     # --- paths ---
 
     def suspend(self, path: int) -> None:
@@ -222,7 +227,7 @@ class Catalog:
                 self._suspended_of[key] = self._block_of.pop(key)
 
     def resume(self, path: int) -> None:
-        """They are found again; those that were put anew meanwhile are `superseded` already."""
+        """They are found again; those that were put anew meanwhile are `discarded` already."""
         self._away.discard(path)
         blocks = self._of_path(self._suspended, path)
         self._suspended[blocks] = False

@@ -136,7 +136,9 @@ class Commit:
         if self._due(now_ns):
             taken, self._unflushed = self._unflushed, []
             self.hurried = False
-        files = sorted(self._dirty)
+        # What is taken now may have been written before a flush that took note of others only.
+        stripes = self.catalog.superblock.stripes
+        files = sorted(self._dirty | {job.block % stripes for job in taken})
         self._under = Phase(_FLUSH, taken, files=files)
         self._dirty.clear()
         self.written.flushes += len(files)
@@ -252,7 +254,7 @@ class Commit:
 
     def _flushed(self, under: Phase, now_ns: int) -> list[tuple[Job, int]]:
         """What is on the medium is said or told. Of a file that could not be flushed nobody knows:
-        who waited is told, and what is found stays found."""
+        who waited is told."""
         bad = {under.files[number]: result for number, result in under.wrong.items()}
         self._note("flush", under.wrong, under)
         if bad.keys() - self.broken:

@@ -27,8 +27,9 @@ class StoreFullError(Exception):
 
 class Catalog:
     """Blocks of one namespace in one store. Those of other namespaces take space, expire and can be
-    evicted; nobody finds or reads them here. `visible`, one a block, is kept up to date for whoever else looks at it. `table`: the last
-    record of each block, one row a block, as it is (or is about to be) on the medium.
+    evicted; nobody finds or reads them here. `visible`, one a block, is kept up to date for whoever
+    else looks at it. `table`: the last record of each block, as it is (or is about to be) on the
+    medium.
     """
 
     def __init__(self, superblock: Superblock, binding: Binding, visible: Mask) -> None:
@@ -53,8 +54,9 @@ class Catalog:
         self.free = FreeExtents(np.arange(blocks), superblock.stripes)
         self._away: set[int] = set()  # paths that cannot be read
         self._suspended = np.zeros(blocks, np.bool_)  # there, on such a path
-        self.superseded: list[int] = []
-        """Blocks that were put again elsewhere while their path was away; to be removed."""
+        self.discarded: list[int] = []
+        """Blocks that are hidden and to be removed by whoever makes room: put again elsewhere while
+        their path was away, or found before it turned out that they cannot be made to last."""
         self._seeds = np.zeros(blocks, np.uint64)
         self._checksums = self.table["checksums"]
         self._used = np.zeros(blocks, np.int64)
@@ -198,7 +200,7 @@ class Catalog:
         key = row["key"].tobytes()
         if self._suspended_of and (older := self._suspended_of.pop(key, -1)) >= 0:
             self._suspended[older] = False
-            self.superseded.append(older)
+            self.discarded.append(older)
         if block % self.superblock.stripes in self._away:
             self._suspended[block] = True
             self._suspended_of[key] = block
@@ -240,6 +242,10 @@ class Catalog:
                 if found.get(key) == block:
                     del found[key]
 
+    def discard(self, block: int) -> None:
+        self.hide(np.array([block]))
+        self.discarded.append(block)
+
     # --- paths ---
 
     def suspend(self, path: int) -> None:
@@ -254,7 +260,7 @@ class Catalog:
                 self._suspended_of[key] = self._block_of.pop(key)
 
     def resume(self, path: int) -> None:
-        """They are found again; those that were put anew meanwhile are `superseded` already."""
+        """They are found again; those that were put anew meanwhile are `discarded` already."""
         self._away.discard(path)
         blocks = of_path(self._suspended, path, self.superblock.stripes)
         self._suspended[blocks] = False

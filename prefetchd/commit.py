@@ -259,7 +259,7 @@ class Commit:
 
     def _flushed(self, under: Phase, now_ns: int) -> Ended:
         """What is on the medium is said or told. Of a file that could not be flushed nobody knows:
-        who waited is told, and what is found stays found."""
+        who waited is told."""
         bad = {under.files[number]: result for number, result in under.wrong.items()}
         self._note("flush", under.wrong, under)
         if bad.keys() - self.broken:

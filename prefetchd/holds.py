@@ -10,7 +10,6 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from prefetchd.catalog import Catalog
 from prefetchd.model import Geometry, Ids, Mask
 from prefetchd.staging import READING, Staging
 from prefetchd.tickets import Ticket
@@ -34,8 +33,8 @@ class Holds:
             held[ticket.asked // layers] = True
         return held
 
-    def check_demand(self, pages: Ids, catalog: Catalog) -> None:
-        """Raises ValueError for a demand of unknown, repeated or too many pages."""
+    def check_demand(self, pages: Ids) -> None:
+        """Raises ValueError for a demand of impossible, repeated or too many pages."""
         if pages.ndim != 1:
             raise ValueError(f"pages are a 1-d array of ids, got shape {pages.shape}")
         if len(pages) > self._staging.slots:
@@ -43,9 +42,13 @@ class Holds:
                 f"{len(pages)} pages demanded at once, staging holds {self._staging.slots}; "
                 "raise staging_bytes or ask for fewer pages"
             )
-        if not catalog.all_known(pages):
-            bad = pages[~catalog.known(pages)][0]
-            raise ValueError(f"page {bad} belongs to no block of this store; use lookup() first")
+        # Read as unsigned, a negative id is a huge one.
+        if len(pages) and pages.view(np.uint64).max() >= self._geometry.pages:
+            bad = pages[(pages < 0) | (pages >= self._geometry.pages)][0]
+            raise ValueError(
+                f"page {bad} is none of the {self._geometry.pages} of this store; its ids come "
+                "from lookup() and pages()"
+            )
         if (pages[1:] <= pages[:-1]).any() and not _distinct(pages):
             raise ValueError("a page is demanded twice in one batch; make the ids distinct")
 

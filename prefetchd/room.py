@@ -111,8 +111,8 @@ class Room:
         catalog = self._driver.catalog
         if self._driver.rot.rotten:
             self._note_rot(np.array(self._driver.rot.take(), np.int64))
-        if catalog.superseded:
-            older, catalog.superseded = np.array(catalog.superseded), []
+        if catalog.discarded:
+            older, catalog.discarded = np.array(catalog.discarded), []
             self._leaving = np.concatenate([self._leaving, older])
         due = self.wall_ns() >= catalog.next_expiry_ns if catalog.may_expire else False
         if due:

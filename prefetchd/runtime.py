@@ -94,10 +94,11 @@ class Runtime:
     ) -> Ticket:
         """Ask for pages (int64, distinct) now; they stay in staging until the ticket is released.
 
-        `stamps` (int64, one a page): of the blocks that are meant, from `find`. A page of a block
-        that is gone, or has another in its place, is then missing.
+        A page of a block that is gone, or not there yet, is missing at once. `stamps` (int64, one a
+        page): of the blocks that are meant, from `find`; a page whose block has another in its
+        place is then missing, too.
 
-        Raises ValueError for repeated or unknown pages, or more than staging can hold at once.
+        Raises ValueError for repeated or impossible ids, or more than staging can hold at once.
         """
         pages = np.array(pages, np.int64)  # a copy: the caller may write the next ids into its own
         engine = self.engine
@@ -126,12 +127,14 @@ class Runtime:
     def _open_ticket(self, pages: Ids, stamps: Stamps | None) -> Ticket:
         self.room.tidy()
         catalog = self._parts.catalog
+        self._holds.check_demand(pages)
         fresh = None if stamps is None else catalog.unchanged(pages, stamps)
+        if fresh is None and not catalog.all_known(pages):
+            fresh = catalog.known(pages)
         if fresh is not None and fresh.all():
             fresh = None
         self._numbers += 1
         ticket = Ticket(self.engine, self._parts.gpu, self._staged, self._numbers, pages, fresh)
-        self._holds.check_demand(ticket.asked, catalog)
         blocks = ticket.asked // self.geometry.layers
         catalog.touch(blocks)
         self.room.lease(blocks)

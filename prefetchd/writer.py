@@ -182,6 +182,8 @@ class Writer:
                 self.commit.remove(np.array([job.block]))
             else:
                 self.catalog.publish(job.block)  # even if late: from here on it can be had
+        if wrong and job.visible:
+            self.catalog.discard(job.block)  # nobody may take it for a block that lasts
         self.given_up -= job.given_up
         self.in_flight -= bool(job.waiters)
         block = -1 if wrong else job.block

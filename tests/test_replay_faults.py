@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from prefetchd import store_making, store_opening, transfers
+from prefetchd import driver, places, store_making, store_opening, transfers
 from prefetchd.bench.decode import WrongBytes
 from prefetchd.bench.replay import ReplaySettings
 from prefetchd.catalog import Catalog
@@ -430,11 +430,10 @@ def test_faults_of_every_kind_together_never_hand_over_wrong_bytes(
 def test_the_replay_itself_would_notice_another_pages_bytes(
     folder: Path, trace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def of_another_block(catalog: Catalog, pages: Ids) -> Any:
-        return locate(catalog, (pages + LAYERS) % (BLOCKS * LAYERS))
+    def of_another_block(shape: Superblock, pages: Ids) -> Any:
+        return places.locate(shape, (pages + LAYERS) % (BLOCKS * LAYERS))
 
-    locate = Catalog.locate
-    monkeypatch.setattr(Catalog, "locate", of_another_block)
+    monkeypatch.setattr(driver, "locate", of_another_block)
     monkeypatch.setattr(Catalog, "verify", lambda _, pages, *__: np.ones(len(pages), np.bool_))
     with pytest.raises(WrongBytes, match="other pages' bytes"):
         replay_faulty(folder, trace, Faults())

@@ -165,7 +165,7 @@ def test_a_drive_with_a_large_alignment_gets_padded_slots_and_gives_exact_bytes(
 def test_a_store_whose_alignment_no_longer_fits_is_told(
     kv: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "medium_of", lambda *_: Medium("ext4", "/dev/x", 512, 16_384))
+    monkeypatch.setattr(store_opening, "medium_of", lambda *_: Medium("ext4", "/dev/x", 512, 16_384))
     words = opening(kv)
     assert "is aligned to 4096 bytes, but here the device needs 16384" in words
     assert "create the store anew" in words

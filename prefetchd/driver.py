@@ -81,7 +81,8 @@ class Driver:
         pages, slots = command.pages, command.slots
         self._page[slots] = pages
         self._generation[slots] = command.generations
-        self.bytes_read += len(pages) * self.staging.shape[1]
+        size = len(pages) * self.staging.shape[1]
+        self.bytes_read += size
         follows = pages[1:] - pages[:-1] == 1
         if follows.any():
             pages, slots = self._joined(pages, slots, follows)
@@ -91,7 +92,7 @@ class Driver:
         generations = self._generation[slots].view(np.uint64) & _GENERATION_MASK
         ops["tag"] |= generations << _SLOT_BITS
         ops["file"], ops["offset"] = self.catalog.locate(pages)
-        self.paths.count_reads(ops)
+        self.paths.count_reads(ops, size)
         if self.paths.down:
             ops = self._refuse(ops, self.paths.unreadable)
         self._waiting[command.io_class].append(ops)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from prefetchd import assembly, store, store_making
+from prefetchd import assembly, store_making, store_opening
 from prefetchd.bench.decode import WrongBytes
 from prefetchd.bench.replay import ReplaySettings
 from prefetchd.catalog import Catalog
@@ -95,7 +95,7 @@ def test_a_device_that_wants_more_alignment_than_a_page_has(
             medium_of(fd, path), memory_alignment_bytes=512, offset_alignment_bytes=16384
         )
 
-    monkeypatch.setattr(store, "medium_of", coarse)
+    monkeypatch.setattr(store_opening, "medium_of", coarse)
     monkeypatch.setattr(store_making, "medium_of", coarse)
     run_here(capsys, *made).failed(3, "aligned to 4096", "16384", "create the store anew")
     result = run_here(capsys, *replay_words(trace, tmp_path / "new")).result()

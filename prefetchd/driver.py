@@ -79,7 +79,8 @@ class Driver:
         pages, slots = command.pages, command.slots
         self._page[slots] = pages
         self._generation[slots] = command.generations
-        self.bytes_read += len(pages) * self.staging.shape[1]
+        size = len(pages) * self.staging.shape[1]
+        self.bytes_read += size
         follows = pages[1:] - pages[:-1] == 1
         if follows.any():
             pages, slots = self._joined(pages, slots, follows)
@@ -90,7 +91,7 @@ class Driver:
             ops["length"] *= self._run[slots]
         ops["tag"] = self._tags(slots)
         ops["file"], ops["offset"] = locate(self.catalog.superblock, pages)
-        self.paths.count_reads(ops)
+        self.paths.count_reads(ops, size)
         if self.paths.down:
             ops = self._refuse(ops, self.paths.unreadable)
         self._waiting[command.io_class].append(ops)

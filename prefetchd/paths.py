@@ -83,9 +83,10 @@ class Paths:
 
     # --- what came of operations ---
 
-    def count_reads(self, ops: Ops) -> None:
+    def count_reads(self, ops: Ops, size: int) -> None:
+        """`size`: their bytes in all, for the case of one path, which is free."""
         if len(self.names) == 1:
-            self.bytes_read[0] += int(ops["length"].sum())
+            self.bytes_read[0] += size
         else:
             self.bytes_read += np.bincount(
                 ops["file"], ops["length"], minlength=len(self.names)

@@ -52,6 +52,10 @@ class Catalog:
         self.discarded: list[int] = []
         """Blocks that are hidden and to be removed by whoever makes room: put again elsewhere while
         their path was away, or found before it turned out that they cannot be made to last."""
+        self.lost = np.zeros(blocks, np.bool_)
+        """Blocks removed under their readers: demands of them are misses and no mistakes, until
+        the extent is another block's."""
+        self.any_lost = False
         self._seeds = np.zeros(blocks, np.uint64)
         self._checksums = self.table["checksums"]
         self._used = np.zeros(blocks, np.int64)
@@ -98,7 +102,7 @@ class Catalog:
         """Which page ids belong to visible blocks."""
         inside = (pages >= 0) & (pages < self._visible.size * self.superblock.layers)
         blocks = np.where(inside, pages, 0) // self.superblock.layers
-        known: Mask = inside & self.stored(blocks)
+        known: Mask = inside & (self.stored(blocks) | self.lost[blocks])
         return known
 
     def stored(self, blocks: Ids) -> Mask:
@@ -114,8 +118,8 @@ class Catalog:
         if blocks.min() < 0 or blocks.max() >= len(self._visible):
             return False
         here = self._visible[blocks]
-        if self._away:
-            here |= self._suspended[blocks]
+        if self._away or self.any_lost:
+            here |= self._suspended[blocks] | self.lost[blocks]
         return bool(here.all())
 
     def touch(self, blocks: Ids) -> None:
@@ -138,8 +142,8 @@ class Catalog:
         """A free extent for one block. Raises StoreFullError."""
         if self.has_room:
             block = self.free.take()
-            self._taken[block] = True
-            self.busy[block] = True
+            self._taken[block] = self.busy[block] = True
+            self.lost[block] = False
             self.blocks_used += 1
             return block
         besides = ", or lie on a path that has failed" if self.free.barred else ""

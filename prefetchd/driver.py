@@ -28,7 +28,9 @@ SLOTS_MAX = 1 << 24
 _SLOT_MASK = np.uint64(SLOTS_MAX - 1)
 _GENERATION_MASK = np.uint64((1 << 39) - 1)
 REFUSED = -errno.ENODEV
-"""The result of an operation for a path that has failed: it was not tried."""
+"""The result of a write for a path that has failed: it was not tried."""
+_UNTRIED = -(1 << 40)
+"""The same of a read, or of a lost block; no device gives it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,17 +95,19 @@ class Driver:
         ops["tag"] |= generations << _SLOT_BITS
         ops["file"], ops["offset"] = self.catalog.locate(pages)
         self.paths.count_reads(ops, size)
-        if self.paths.down:
-            ops = self._refuse(ops, self.paths.unreadable)
+        if self.paths.down or self.catalog.any_lost:
+            blocks = pages // self.catalog.superblock.layers
+            shut = self.paths.unreadable[ops["file"]] | self.catalog.lost[blocks]
+            ops = self._refuse(ops, shut, _UNTRIED)
         self._waiting[command.io_class].append(ops)
 
-    def _refuse(self, ops: Ops, shut: Mask) -> Ops:
-        """End at once what is for a path that is shut; return the rest."""
-        refused = shut[ops["file"]]
+    def _refuse(self, ops: Ops, refused: Mask, result: int) -> Ops:
+        """End at once what is for a path that has failed or a block that is lost; return the
+        rest."""
         if not refused.any():
             return ops
         np.add.at(self.paths.refused, ops["file"][refused], 1)
-        self._ended += [(tag, REFUSED) for tag in ops["tag"][refused].tolist()]
+        self._ended += [(tag, result) for tag in ops["tag"][refused].tolist()]
         rest: Ops = ops[~refused]
         return rest
 
@@ -121,7 +125,9 @@ class Driver:
         for ops in self.writer.take(now_ns):
             for tag, file, length in ops[["tag", "file", "length"]].tolist():
                 self._writing[tag] = file, length
-            passed = self._refuse(ops, self.paths.unwritable) if self.paths.down else ops
+            passed = ops
+            if self.paths.down:
+                passed = self._refuse(ops, self.paths.unwritable[ops["file"]], REFUSED)
             self._waiting[IoClass.WRITE_BACK].append(passed)
 
     def cancel(self, command: Cancel) -> None:
@@ -211,8 +217,9 @@ class Driver:
 
     def _judge_reads(self, files: Ids, results: Ids, whole: Mask) -> None:
         for file, result in zip(files[~whole].tolist(), results[~whole].tolist(), strict=True):
-            if result == REFUSED and self.paths.unreadable[file]:
-                self.failures["path has failed"] += 1
+            if result == _UNTRIED:
+                away = self.paths.unreadable[file]
+                self.failures["path has failed" if away else "block was removed"] += 1
                 continue
             self._failed("short read" if result >= 0 else errno_name(result), file)
             if result != -errno.ECANCELED:

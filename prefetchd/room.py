@@ -112,7 +112,9 @@ class Room:
                 blocks[0],
             )
         self.rotten += len(blocks)
-        self._driver.catalog.hide(blocks)
+        catalog = self._driver.catalog
+        catalog.hide(blocks)
+        catalog.lost[blocks] = catalog.any_lost = True
         self._leaving = np.concatenate([self._leaving, blocks])
 
     def ready(self) -> bool:

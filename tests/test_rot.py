@@ -56,6 +56,8 @@ def test_a_flipped_bit_in_one_page_of_a_hundred(
             for layer in range(LAYERS):
                 block = runtime.lookup(names[number : number + 1])
                 if len(block) == 0:
+                    with runtime.demand(runtime.pages(blocks[[number]], layer)) as ticket:
+                        assert ticket.missing.all(), "whoever found it earlier misses it now"
                     continue
                 with runtime.demand(runtime.pages(block, layer)) as ticket:
                     if ticket.missing[0]:

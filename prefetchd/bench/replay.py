@@ -234,7 +234,8 @@ def _one(
     )
     layer_ns = int(settings.layer_us * 1000)
     pace = Pace(layer_ns, settings.hints, settings.warmup_steps, settings.tend)
-    with open_runtime(directory, layout, options=options) as runtime:
+    # Read only: what a device damages on the way must not cost the next run its blocks.
+    with open_runtime(directory, layout, options=options, read_only=True) as runtime:
         _check_blocks(runtime, workload, settings.seed)
         if plan.name == "resident":
             _preload(runtime, workload.geometry.pages)

@@ -126,7 +126,7 @@ class Commit:
         """Whether a flush that is asked for waits no more for payloads that could share it."""
         if not self._asked_ns:
             self._asked_ns = now_ns
-        return not self.coming or now_ns - self._asked_ns >= GATHER_NS
+        return not self.coming or self.hurried or now_ns - self._asked_ns >= GATHER_NS
 
     def _asks(self, now_ns: int) -> bool:
         """Whether somebody needs a flush, or what is at risk has reached its bound."""

@@ -104,7 +104,7 @@ class Puts:
             ticket = PutTicket(engine, len(names))
             if names:
                 self._open[number] = ticket
-        seeds = binding.seeds(np.array(names, "V16")).tolist() if names else []
+        seeds = binding.seeds(np.frombuffer(b"".join(names), "V16")).tolist()
         left = iter(range(len(names)))
         try:
             with self.fillers.shift() as shift:

@@ -78,7 +78,10 @@ class Engine:
         self._released: deque[int] = deque()
         self._front_wake = Bell()
         self._tending = Tending(
-            self.clock, self._wanted, self._step, lambda: self.core.reading and self.collect()
+            self.clock,
+            self._wanted,
+            self._step,
+            lambda: self.driver.device.in_flight and self.collect(),
         )
         self.tended = self._tending.lately
         """Whether a caller has lately given the engine its idle time, so that the pump may rest."""

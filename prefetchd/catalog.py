@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from prefetchd.extents import FreeExtents, of_path
 from prefetchd.format import Binding, Superblock, page_checksum
 from prefetchd.lookups import Stamps
-from prefetchd.model import NO_IDS, Ids, Mask, Slots
+from prefetchd.model import NO_IDS, Ids, Mask, Slots, every
 from prefetchd.policy import oldest
 from prefetchd.records import NEVER_NS, PUBLISH, Records, record_dtype
 
@@ -116,17 +116,11 @@ class Catalog:
         there: Mask = self._visible[blocks] | self._suspended[blocks]
         return there
 
-    def all_known(self, pages: Ids) -> bool:
+    def all_stored(self, blocks: Ids) -> bool:
         """The same for all at once, at the least cost when the answer is yes."""
-        if len(pages) == 0:
+        if every(self._visible[blocks]):
             return True
-        blocks = pages // self.superblock.layers
-        if blocks.min() < 0 or blocks.max() >= len(self._visible):
-            return False
-        here = self._visible[blocks]
-        if self._away:
-            here |= self._suspended[blocks]
-        return bool(here.all())
+        return bool(self._away) and bool(self.stored(blocks).all())
 
     def unchanged(self, pages: Ids, stamps: Stamps) -> Mask:
         """Which page ids belong to the very blocks that had these stamps, one a page."""
@@ -140,6 +134,11 @@ class Catalog:
         """These are in use now, in prefix order: of those touched together the last goes first."""
         self._clock += len(blocks)
         self._used[blocks] = np.arange(self._clock, self._clock - len(blocks), -1)
+
+    def use(self, blocks: Ids) -> None:
+        """These are in use now, all alike."""
+        self._clock += 1
+        self._used[blocks] = self._clock
 
     # --- allocation ---
 

@@ -57,6 +57,7 @@ from prefetchd.model import (
     PlanSoon,
     Released,
     Slots,
+    every,
 )
 from prefetchd.observer import Observer
 from prefetchd.planner import Plan, Planner
@@ -127,34 +128,33 @@ class Core:
         staging, pages = self.staging, event.pages
         demand = self.demands.open(event, staging.slot_of[pages].astype(np.int64), now_ns)
         here = demand.slots >= 0
-        held = demand.slots if here.all() else demand.slots[here]
+        all_here = every(here)
+        held = demand.slots if all_here else demand.slots[here]
         reading = staging.state[held] == READING
         fresh = staging.fresh[held]
         staging.pins[held] += 1
-        any_reading, any_fresh = bool(reading.any()), bool(fresh.any())
+        any_reading, any_fresh = np.count_nonzero(reading) > 0, np.count_nonzero(fresh) > 0
         if any_reading or any_fresh:
             found = np.where(reading, Outcome.LATE, fresh * np.uint8(Outcome.TIMELY))
             demand.outcomes[here] = found
         if any_fresh:
             self._observer.prefetches_used(held[fresh], late=reading[fresh])
         commands: list[Command] = []
-        if len(held) == len(pages) and not any_reading:
+        if all_here and not any_reading:
             commands.append(self.demands.answer(demand))
         else:
             self.demands.waiting[event.ticket] = demand
             self.reads.look_ns = min(self.reads.look_ns, event.deadline_ns)
-            commands += self._missed(demand, ~here, now_ns)
+            commands += [] if all_here else self._missed(demand, ~here, now_ns)
         self._observer.demanded(
             demand.slots, Access(pages, demand.outcomes, event.request, event.scores, now_ns)
         )
-        wanted = self.foresight.demanded(now_ns, missed=len(held) < len(pages))
+        wanted = self.foresight.demanded(now_ns, missed=not all_here)
         if wanted or self._observer.crowded:
             commands.append(PlanSoon())
         return commands
 
     def _missed(self, demand: Demand, absent: Mask, now_ns: int) -> list[Command]:
-        if not absent.any():
-            return []
         demand.outcomes[absent] = Outcome.MISS
         demand.slots[absent] = UNPLACED
         self._observer.missed(demand.pages[absent])
@@ -201,7 +201,7 @@ class Core:
 
     def _completed(self, event: Completed, now_ns: int) -> list[Command]:
         slots, verified = self.reads.end(event, now_ns)
-        commands = [] if verified.all() else self._failed(slots[~verified], now_ns)
+        commands = [] if every(verified) else self._failed(slots[~verified], now_ns)
         more: list[Command] = [PlanSoon()] if self.foresight.used_up else []
         return [*commands, *self._serve(now_ns), *self._issue(now_ns), *more]
 

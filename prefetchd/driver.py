@@ -18,7 +18,7 @@ from prefetchd.catalog import Catalog
 from prefetchd.depth import DepthMeter
 from prefetchd.device import DONE, OP, Arena, Completions, Ops, StorageDevice
 from prefetchd.hostinfo import errno_name
-from prefetchd.model import Cancel, Completed, Ids, IoClass, Mask, Read, Slots
+from prefetchd.model import Cancel, Completed, Ids, IoClass, Mask, Read, Slots, every
 from prefetchd.paths import Paths
 from prefetchd.pipeline import WRITE_TAG, Trouble, is_probe, path_of_probe
 from prefetchd.places import locate
@@ -82,7 +82,7 @@ class Driver:
         size = len(pages) * self.staging.shape[1]
         self.bytes_read += size
         follows = pages[1:] - pages[:-1] == 1
-        if follows.any():
+        if np.count_nonzero(follows):
             pages, slots = self._joined(pages, slots, follows)
         ops = np.zeros(len(slots), OP)
         ops["memory"] = slots * self.staging.shape[1]
@@ -189,8 +189,7 @@ class Driver:
         # An operation seen twice must not end the next one of its slot.
         begun = self._generation[first].view(np.uint64) & _GENERATION_MASK
         current = begun == completions["tag"] >> _SLOT_BITS
-        if not current.all():
-            twice = len(current) - int(np.count_nonzero(current))
+        if (twice := len(current) - int(np.count_nonzero(current))) > 0:
             self._failed("completion seen twice", count=twice)
             completions, first = completions[current], first[current]
         runs = self._run[first].astype(np.int64)
@@ -198,7 +197,7 @@ class Driver:
         lengths = runs * self.staging.shape[1]
         results = completions["result"]
         whole = results == lengths
-        if not whole.all() or self.paths.uneasy:
+        if not every(whole) or self.paths.uneasy:
             self._judge_reads(self._files_of(self._page[first]), results, whole)
         slots, each = first, whole
         if len(first) != runs.sum():
@@ -224,13 +223,13 @@ class Driver:
     def verify(self, reads: RawReads) -> Completed:
         """Check every page that came whole; only a verified page may be read by anyone."""
         whole = reads.whole
-        if whole.all():
+        if every(whole):
             good = verified = self.catalog.verify(reads.pages, self.staging, reads.slots)
         else:
             verified = whole.copy()
             good = self.catalog.verify(reads.pages[whole], self.staging, reads.slots[whole])
             verified[whole] = good
-        if not good.all():
+        if not every(good):
             corrupt = reads.pages[whole][~good]
             self.rot.met(corrupt)
             for file in self._files_of(corrupt).tolist():

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from prefetchd.model import Geometry, Ids, Mask
+from prefetchd.model import Geometry, Ids, Mask, every
 from prefetchd.staging import READING, Staging
 from prefetchd.tickets import Ticket
 
@@ -42,17 +42,15 @@ class Holds:
                 f"{len(pages)} pages demanded at once, staging holds {self._staging.slots}; "
                 "raise staging_bytes or ask for fewer pages"
             )
-        # Read as unsigned, a negative id is a huge one.
-        if len(pages) and pages.view(np.uint64).max() >= self._geometry.pages:
-            bad = pages[(pages < 0) | (pages >= self._geometry.pages)][0]
+        if len(pages) == 0:
+            return
+        if not every(pages[1:] > pages[:-1]):
+            pages = np.sort(pages)
+            if (pages[1:] == pages[:-1]).any():
+                raise ValueError("a page is demanded twice in one batch; make the ids distinct")
+        first, last, most = int(pages[0]), int(pages[-1]), self._geometry.pages
+        if first < 0 or last >= most:
             raise ValueError(
-                f"page {bad} is none of the {self._geometry.pages} of this store; its ids come "
-                "from lookup() and pages()"
+                f"page {first if first < 0 else last} is none of the {most} of this store; its "
+                "ids come from lookup() and pages()"
             )
-        if (pages[1:] <= pages[:-1]).any() and not _distinct(pages):
-            raise ValueError("a page is demanded twice in one batch; make the ids distinct")
-
-
-def _distinct(pages: Ids) -> bool:
-    ordered = np.sort(pages)
-    return bool((ordered[1:] != ordered[:-1]).all())

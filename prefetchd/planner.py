@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from prefetchd.model import NO_IDS, Codes, Feedback, Ids, Mask, Scores, Verdict
+from prefetchd.model import NO_IDS, Codes, Feedback, Ids, Mask, Scores, Verdict, every
 from prefetchd.predictor import Guess
 
 _SOURCES_MAX = 256
@@ -169,7 +169,7 @@ class Planner:
         """The first `count` of `places` whose pages differ and can be read."""
         chosen = _distinct(pages, places, count)
         # Nearly always all can be read, so only the few that were chosen are looked at first.
-        if self._known is None or self._known(pages[chosen]).all():
+        if self._known is None or every(self._known(pages[chosen])):
             return chosen
         return _distinct(pages, places[self._known(pages[places])], count)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from prefetchd.counters import Counters
-from prefetchd.model import Cancel, Completed, Ids, IoClass, Mask, Read, Slots
+from prefetchd.model import Cancel, Completed, Ids, IoClass, Mask, Read, Slots, every
 from prefetchd.planner import Planner
 from prefetchd.staging import ABANDONED, READING, READY, Staging
 
@@ -53,8 +53,8 @@ class Reads:
         state = staging.state[slots]
         ours = staging.generation[slots] == event.generations
         current = ours & (state == READING)
-        if not current.all():
-            self._counters.stale += len(current) - int(np.count_nonzero(current))
+        if (news := int(np.count_nonzero(current))) < len(current):
+            self._counters.stale += len(current) - news
             given_up = slots[ours & (state == ABANDONED)]
             self.given_up -= len(given_up)
             staging.free(given_up)
@@ -63,13 +63,13 @@ class Reads:
         self.in_flight -= len(slots)
         # Only what somebody waits for is noticed at once; other completions may have lain about.
         pinned = staging.pins[slots] > 0
-        if pinned.any():
+        if np.count_nonzero(pinned):
             awaited = slots[pinned]
             self._planner.observe_reads(staging.ahead[awaited], now_ns - staging.issued_ns[awaited])
         if self.prefetching:
             self.prefetching -= int(np.count_nonzero(staging.prefetched[slots]))
             staging.prefetched[slots] = False
-        staging.state[slots if verified.all() else slots[verified]] = READY
+        staging.state[slots if every(verified) else slots[verified]] = READY
         if self._counters.retried:
             staging.attempts[slots[verified]] = 0
         return slots, verified

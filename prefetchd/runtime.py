@@ -128,15 +128,15 @@ class Runtime:
         self.room.tidy()
         catalog = self._parts.catalog
         self._holds.check_demand(pages)
+        blocks = pages // self.geometry.layers
         fresh = None if stamps is None else catalog.unchanged(pages, stamps)
-        if fresh is None and not catalog.all_known(pages):
-            fresh = catalog.known(pages)
-        if fresh is not None and fresh.all():
-            fresh = None
+        if fresh is None and not catalog.all_stored(blocks):
+            fresh = catalog.stored(blocks)
+        if fresh is not None:
+            fresh, blocks = (None, blocks) if fresh.all() else (fresh, blocks[fresh])
         self._numbers += 1
         ticket = Ticket(self.engine, self._parts.gpu, self._staged, self._numbers, pages, fresh)
-        blocks = ticket.asked // self.geometry.layers
-        catalog.touch(blocks)
+        catalog.use(blocks)
         self.room.lease(blocks)
         self._tickets[ticket.number] = ticket
         return ticket

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from prefetchd.eviction import Eviction
-from prefetchd.model import NO_IDS, Codes, Geometry, Ids, IoClass, Mask, Scores, Slots
+from prefetchd.model import NO_IDS, Codes, Geometry, Ids, IoClass, Mask, Scores, Slots, every
 
 FREE, READING, READY, ABANDONED = range(4)
 _KEPT_SHARE_MAX = 0.5  # of the slots: what a predictor may ask to hold
@@ -156,7 +156,7 @@ class Staging:
             return len(confidence)
         count = min(len(confidence), len(worth))
         better = confidence[:count] > worth[:count]
-        return len(confidence) if better.all() else int(np.argmin(better))
+        return len(confidence) if every(better) else int(np.argmin(better))
 
     def _take_free(self, count: int) -> Slots:
         self._free_count -= count
@@ -169,7 +169,7 @@ class Staging:
         unused = self.fresh[victims]
         self._untold.append(_Gone(victims, pages))
         self.slot_of[pages] = -1
-        if not unused.any():
+        if not np.count_nonzero(unused):
             return Evicted(pages, NO_IDS, NO_CODES)
         return Evicted(pages, pages[unused], self.source[victims[unused]])
 
@@ -188,7 +188,7 @@ class Staging:
         # A few more than needed, since some may have come into use since they were chosen.
         queue = self._queue[: count + _VICTIMS_SPARE]
         good = (self.state[queue] == READY) & (self.pins[queue] == 0) & ~self.kept[queue]
-        if good[:count].all():
+        if every(good[:count]):
             victims: Slots = queue[:count]
             used = count
         else:
@@ -214,7 +214,7 @@ class Staging:
         if worth is None:
             return victims
         better = confidence[: len(victims)] > worth
-        return victims if better.all() else victims[: int(np.argmin(better))]
+        return victims if every(better) else victims[: int(np.argmin(better))]
 
     def forget(self, pages: Ids) -> Evicted:
         """Empty the slots of pages that nobody reads, waits for or has on the way."""

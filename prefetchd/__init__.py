@@ -10,6 +10,7 @@ from prefetchd.assembly import Options
 from prefetchd.device import DeviceError
 from prefetchd.engine import EngineError
 from prefetchd.gpu import GpuError
+from prefetchd.growing import GrowError, GrowingBlock
 from prefetchd.keys import block_keys
 from prefetchd.layout import Layout, LayoutError, uniform
 from prefetchd.model import ChainHint, DoneHint, Outcome, PageHint
@@ -26,6 +27,8 @@ __all__ = [
     "DoneHint",
     "EngineError",
     "GpuError",
+    "GrowError",
+    "GrowingBlock",
     "Layout",
     "LayoutError",
     "Options",

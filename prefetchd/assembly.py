@@ -51,7 +51,7 @@ class Options:
     `staging_bytes` None: a quarter of the store. `depth`: operations in flight on the device.
     `write_buffers`: blocks on their way to the store at once. `demand_timeout_s`: after it a
     demand is answered with what is there, the rest as missing. `put_timeout_s`: after it a block
-    that the device does not write is given up.
+    that the device does not write is given up. `open_blocks_max`: blocks that grow at once.
 
     `flush_after_blocks`, `flush_after_s`: what a crash may take of what was put "fast".
     `cap_bytes`: the store uses no more of its files than that. `floor_bytes`: when less is free on
@@ -70,6 +70,7 @@ class Options:
     evict: str = "cycle"
     depth: int = 128
     write_buffers: int = 16
+    open_blocks_max: int = 64
     demand_timeout_s: float = 10.0
     put_timeout_s: float = 30.0
     flush_after_blocks: int = 64
@@ -84,7 +85,8 @@ class Options:
     planner: PlannerLimits = field(default_factory=PlannerLimits)
 
     def __post_init__(self) -> None:
-        for name in ("depth", "write_buffers", "staging_bytes", "flush_after_blocks", "cap_bytes"):
+        counts = "depth", "write_buffers", "staging_bytes", "flush_after_blocks", "cap_bytes"
+        for name in (*counts, "open_blocks_max"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"option {name} is {value}; it must be at least 1")

@@ -18,6 +18,8 @@ from prefetchd.model import NO_IDS, Ids, Mask, Slots
 from prefetchd.policy import oldest
 from prefetchd.records import NEVER_NS, PUBLISH, Records, record_dtype
 
+_NO_KEY = bytes(16)
+
 
 class StoreFullError(Exception):
     """No free extent is left for a block."""
@@ -54,7 +56,7 @@ class Catalog:
 
     @property
     def blocks_visible(self) -> int:
-        return int(np.count_nonzero(self._visible))
+        return len(self._block_of)
 
     def next_sequence(self) -> int:
         self.sequence += 1
@@ -157,12 +159,29 @@ class Catalog:
         self._clock += 1
         self._used[block] = self._clock
 
+    def open(self, block: int) -> None:
+        """The pages of a reserved block can be asked for, but no key leads to it yet."""
+        row = self.table[block : block + 1]
+        row["kind"], row["key"], row["expires_ns"] = 0, np.void(_NO_KEY), NEVER_NS
+        self._visible[block] = True
+        self.busy[block] = False
+
+    def seal(self, block: int) -> None:
+        """An open block is on its way to the medium."""
+        self.busy[block] = True
+
     # --- removal ---
 
     def expired(self, wall_ns: int) -> Ids:
         """Blocks whose time is over. Found once: from here on nobody finds them."""
         mine = self._visible & (self.table["expires_ns"] > wall_ns)
-        over: Ids = np.flatnonzero(self._visible & ~mine)
+        keys = self.table["key"]
+        found = [  # a block that is open, or not yet found by its key, has no time to live
+            block
+            for block in np.flatnonzero(self._visible & ~mine).tolist()
+            if self.find(keys[block].tobytes()) == block
+        ]
+        over = np.array(found, np.int64)
         self.hide(over)
         self.next_expiry_ns = int(self.table["expires_ns"][mine].min(initial=NEVER_NS))
         return over

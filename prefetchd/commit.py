@@ -97,13 +97,12 @@ class Commit:
     @property
     def at_risk(self) -> int:
         """Blocks that are found and would not survive a crash."""
-        return sum(
-            job.visible for jobs in (self._unflushed, self._ready, self._said) for job in jobs
-        )
+        lists = self._unflushed, self._ready, self._said
+        return sum(job.visible for jobs in lists for job in jobs)
 
     def add(self, job: Job, now_ns: int) -> None:
         """The payload of a block has been written."""
-        job.written_ns = now_ns
+        job.since_ns = job.since_ns or now_ns
         self._unflushed.append(job)
         self._dirty.add(job.block % self.catalog.superblock.stripes)
 
@@ -139,7 +138,7 @@ class Commit:
             return False
         if self.draining or self.hurried or len(waiting) >= self._limits.blocks:
             return True
-        if now_ns - waiting[0].written_ns >= self._limits.age_ns:
+        if now_ns - min(job.since_ns for job in waiting) >= self._limits.age_ns:
             return True
         return any(job.durable for job in waiting)
 
@@ -250,7 +249,7 @@ class Commit:
             if number not in under.wrong or job.visible:
                 self._said.append(job)
             else:
-                self._removing.append(job.block)  # the journal may say that it is there
+                self._discard(job, said=True)  # the journal may say that it is there
                 ended.append((job, under.wrong[number]))
         if (failure := under.wrong.get(rows)) is not None:
             self._lose_journal(failure)
@@ -267,6 +266,15 @@ class Commit:
         self._ready += under.jobs
         return ended
 
+    def _discard(self, job: Job, *, said: bool) -> None:
+        """Free its extent again; that of a staged block goes when its staged pages do."""
+        if job.staged:
+            self.catalog.busy[job.block] = False
+        elif said:
+            self._removing.append(job.block)
+        else:
+            self.catalog.give_back(job.block)
+
     def _flush_failed(self, under: _Under, now_ns: int) -> list[tuple[Job, int]]:
         """Nobody knows what is on the medium: who waited is told, what is found stays found."""
         result = next(iter(under.wrong.values()))
@@ -276,15 +284,15 @@ class Commit:
         ended: list[tuple[Job, int]] = []
         for job in under.jobs:
             if job.visible:
-                job.written_ns = now_ns
+                job.since_ns = now_ns
                 self._unflushed.append(job)
             else:
-                self.catalog.give_back(job.block)
+                self._discard(job, said=False)
                 ended.append((job, result))
         for job in self._said:
             self.catalog.busy[job.block] = False
             if not job.visible:
-                self._removing.append(job.block)
+                self._discard(job, said=True)
             ended.append((job, result))
         self._said, self._unsaid = [], []
         files = [job.block % self.catalog.superblock.stripes for job in self._unflushed]

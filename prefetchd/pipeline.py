@@ -36,14 +36,29 @@ class Waiter:
 
 @dataclass(slots=True)
 class Job:
-    """A block on its way to the medium. `visible`: it is found already."""
+    """A block on its way to the medium. `visible`: it is found already. `staged`: its pages came
+    into staging before it was written. `written`: the device has its payload. `deadline_ns`: until
+    then a staged one is waited for. `since_ns`: when it was found, or else written."""
 
     block: int
     key: bytes
     waiters: list[Waiter]
+    deadline_ns: int
     visible: bool = False
+    staged: bool = False
+    written: bool = False
     given_up: bool = False
-    written_ns: int = 0
+    since_ns: int = 0
+
+    @property
+    def behind(self) -> bool:
+        """Whether it is found while nothing but staging has its bytes."""
+        return self.visible and not self.written
+
+    @property
+    def awaited(self) -> bool:
+        """Whether its end is of interest to anybody."""
+        return bool(self.waiters) or self.behind
 
     @property
     def durable(self) -> bool:

@@ -14,16 +14,16 @@ from numpy.typing import NDArray
 
 from prefetchd.admission import Admission
 from prefetchd.assembly import Options, Parts
+from prefetchd.behind import Behind, why_not
 from prefetchd.catalog import StoreFullError
 from prefetchd.driver import Driver
 from prefetchd.engine import Engine
-from prefetchd.hostinfo import errno_name
 from prefetchd.model import Mask
 from prefetchd.pipeline import Waiter
 from prefetchd.records import NEVER_NS
 from prefetchd.room import Room
 from prefetchd.tickets import PutTicket
-from prefetchd.writer import Written
+from prefetchd.writer import News, Written
 
 DURABILITIES = ("durable", "fast")
 _BUSY = "all write buffers are busy; the device ends no write"
@@ -67,6 +67,7 @@ class Puts:
         self._engine = engine
         self._driver = driver
         self.room = room
+        self.behind = Behind(engine, driver, room)
         self.admission = admission
         self._room_timeout_ns = limits.room_timeout_ns
         self._write_timeout_ns = limits.write_timeout_ns
@@ -78,19 +79,10 @@ class Puts:
         self, names: list[bytes], pages: NDArray[np.generic], durability: str, ttl_s: float | None
     ) -> PutTicket:
         """Raises ValueError for a wrong shape, level or time, EngineError when stopped."""
-        if durability not in DURABILITIES:
-            raise ValueError(f"durability is one of {DURABILITIES}, not {durability!r}")
-        rows = self._as_pages(pages, len(names))
+        rows = self.as_pages(pages, len(names))
         expires_ns = self._expiry(self._ttl_s if ttl_s is None else ttl_s)
         engine, writer = self._engine, self._driver.writer
-        with engine.lock:
-            engine.check()
-            self.room.tidy()
-            self._numbers += 1
-            number = self._numbers
-            ticket = PutTicket(engine, len(names))
-            if names:
-                self._open[number] = ticket
+        number, ticket = self._begin(len(names), durability)
         for position, key in enumerate(names):
             with engine.lock:
                 waiter = self._waiter(number, position, durability)
@@ -109,6 +101,47 @@ class Puts:
         engine.wake()
         return ticket
 
+    def _begin(self, count: int, durability: str) -> tuple[int, PutTicket]:
+        if durability not in DURABILITIES:
+            raise ValueError(f"durability is one of {DURABILITIES}, not {durability!r}")
+        with self._engine.lock:
+            self._engine.check()
+            self.room.tidy()
+            self._numbers += 1
+            ticket = PutTicket(self._engine, count)
+            if count:
+                self._open[self._numbers] = ticket
+            return self._numbers, ticket
+
+    def seal(
+        self, opened: int, key: bytes, durability: str, ttl_s: float | None
+    ) -> tuple[PutTicket, bool]:
+        """Store an open block; its ticket, and whether it is on its way, so that it is not the
+        caller's any more. If not, it was refused, could not be stored, or the key is there."""
+        expires_ns = self._expiry(self._ttl_s if ttl_s is None else ttl_s)
+        engine, writer = self._engine, self._driver.writer
+        number, ticket = self._begin(1, durability)
+        with engine.lock:
+            waiter = self._waiter(number, 0, durability)
+            if self._answered(waiter, key) or self._refused(waiter, key):
+                return ticket, False
+        deadline_ns = engine.clock() + self._room_timeout_ns
+        engine.wait(lambda: writer.lost or not writer.full, deadline_ns)
+        with engine.lock:
+            engine.check()
+            waiter = self._waiter(number, 0, durability)
+            if self._answered(waiter, key):
+                return ticket, False
+            if writer.full:
+                self._fail(waiter, _LOST if writer.lost else _BUSY)
+                return ticket, False
+            writer.stage(waiter, key, self.behind.bytes_of(opened), expires_ns, opened)
+            if not waiter.durable:
+                self._acknowledge(waiter, opened)
+            self._move()
+        engine.wake()
+        return ticket, True
+
     def _waiter(self, number: int, position: int, durability: str) -> Waiter:
         deadline_ns = self._engine.clock() + self._write_timeout_ns
         return Waiter(number, position, durability == "durable", deadline_ns)
@@ -120,7 +153,7 @@ class Puts:
             raise ValueError(f"a time to live of {ttl_s} s; give a number of seconds above 0")
         return min(NEVER_NS, self.room.wall_ns() + int(min(ttl_s, 1e9) * 1e9))
 
-    def _as_pages(self, pages: NDArray[np.generic], count: int) -> NDArray[np.uint8]:
+    def as_pages(self, pages: NDArray[np.generic], count: int) -> NDArray[np.uint8]:
         store = self._driver.catalog.superblock
         shape = (count, store.layers, store.page_bytes)
         flat = np.ascontiguousarray(pages).reshape(-1).view(np.uint8)
@@ -141,6 +174,7 @@ class Puts:
         if known < 0:
             return False
         driver.catalog.touch(np.array([known]))
+        self.behind.join(known, self._open[waiter.put], waiter.position)
         self._settle(waiter.put, waiter.position, known)
         return True
 
@@ -158,11 +192,21 @@ class Puts:
         self, waiter: Waiter, key: bytes, rows: NDArray[np.uint8], expires_ns: int
     ) -> None:
         try:
-            self._driver.writer.stage(waiter, key, rows, expires_ns)
+            block = self._driver.writer.stage(waiter, key, rows, expires_ns)
         except StoreFullError as error:
             self._fail(waiter, str(error))
             return
+        if not waiter.durable and self.behind.take(block):
+            self._acknowledge(waiter, block)
+        elif not waiter.durable:
+            self.behind.waited += 1
         self._move()
+
+    def _acknowledge(self, waiter: Waiter, block: int) -> None:
+        """A block put fast has its bytes in staging: it is found from here on."""
+        self._driver.writer.show(block, self._engine.clock())
+        self.behind.begin(block, self._open[waiter.put], waiter.position)
+        self._settle(waiter.put, waiter.position, block)
 
     def _move(self) -> None:
         now_ns = self._engine.clock()
@@ -171,12 +215,12 @@ class Puts:
 
     def written(self, written: Written) -> None:
         """Called by the engine, under its lock."""
-        if written.late:
-            return  # its put has been told that it failed
+        if written.news != News.ENDED:
+            self.behind.heard(written)
+            return
         failure = ""
         if written.block < 0:
-            reason = errno_name(written.result) if written.result < 0 else "short write"
-            failure = f"block {written.position} was not stored: {reason}"
+            failure = f"block {written.position} was not stored: {why_not(written.result)}"
         self._settle(written.put, written.position, written.block, failure)
 
     def _fail(self, waiter: Waiter, why: str) -> None:

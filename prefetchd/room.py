@@ -20,6 +20,7 @@ from prefetchd.driver import Driver
 from prefetchd.engine import Engine
 from prefetchd.format import Superblock
 from prefetchd.model import NO_IDS, Forgotten, Ids, Mask
+from prefetchd.records import PUBLISH
 from prefetchd.store_folder import StoreError
 
 log = logging.getLogger("prefetchd")
@@ -90,18 +91,30 @@ class Room:
             gone, self._leaving = self._leaving[~stay], self._leaving[stay]
             self._remove(gone)
 
+    def leave(self, block: int) -> None:
+        """A block that is not found (any more) goes, once nobody holds it."""
+        if block not in self._leaving:
+            self._leaving = np.append(self._leaving, block)
+        self.tidy()
+
     def ready(self) -> bool:
         """Whether the next put can be decided: there is a buffer and an extent, or never will be.
         Makes room if there is none."""
         with self._engine.lock:
-            writer, catalog = self._driver.writer, self._driver.catalog
+            writer = self._driver.writer
             if writer.lost:
                 return True
-            if writer.full:
-                return False
+            return not writer.full and self.has_extent()
+
+    def has_extent(self) -> bool:
+        """Whether there is a free extent, or never will be. Makes room if there is none."""
+        with self._engine.lock:
+            writer, catalog = self._driver.writer, self._driver.catalog
             if catalog.has_room or not self._evicts:
                 return True
             self.tidy()
+            if catalog.has_room:
+                return True
             if writer.commit.removing or self._evict():
                 return False
             if not catalog.busy.any():
@@ -128,7 +141,10 @@ class Room:
         layers = driver.catalog.superblock.layers
         pages = blocks[:, None] * layers + np.arange(layers)
         self._engine.handle(Forgotten(pages.reshape(-1)))
-        driver.writer.commit.remove(blocks)
+        said = driver.catalog.table["kind"][blocks] == PUBLISH
+        driver.writer.commit.remove(blocks[said])
+        for block in blocks[~said].tolist():
+            driver.catalog.give_back(block)
         self._move()
 
     def _move(self) -> None:

@@ -20,8 +20,10 @@ from numpy.typing import NDArray
 from prefetchd import store, store_making
 from prefetchd.assembly import Options, Parts, assemble
 from prefetchd.engine import Engine
+from prefetchd.growing import GrowingBlock, OpenBlocks
 from prefetchd.holds import Holds
 from prefetchd.hostinfo import Medium
+from prefetchd.keys import Keys, as_keys
 from prefetchd.layout import Layout
 from prefetchd.model import Demanded, Hint, Hinted, Ids, Ready, Scores
 from prefetchd.puts import puts_of
@@ -31,9 +33,6 @@ from prefetchd.writer import Written
 
 log = logging.getLogger("prefetchd")
 
-Keys = Sequence[bytes] | NDArray[np.uint8]
-
-_KEY_BYTES = 16
 _CLOSE_TIMEOUT_NS = 30_000_000_000
 
 
@@ -61,6 +60,9 @@ class Runtime:
         self._holds = Holds(parts.core.staging, self.geometry, self._tickets)
         self._puts = puts_of(self.engine, parts, options, self._holds.blocks)
         self.room = self._puts.room
+        self._growing = OpenBlocks(
+            self.engine, parts, self._puts, options.open_blocks_max, self._timeout_ns
+        )
         self._closed = False
         self.room.shrink()
 
@@ -72,7 +74,7 @@ class Runtime:
         They are these keys' until they have not been used for so long that they are evicted, or
         until they expire; asking for them again is safe at any time.
         """
-        names = _as_keys(keys)
+        names = as_keys(keys)
         with self.engine.lock:
             self.room.tidy()
             blocks = self._parts.catalog.prefix(names)
@@ -156,15 +158,27 @@ class Runtime:
         part of the ticket done, when `durability` is reached:
 
         * "durable": the block and the records that name it are on the medium; no crash takes it.
-        * "fast": its bytes have been written, not flushed. A crash takes what was put since the
-          last flush: at most `Options.flush_after_blocks` blocks, put in the last
-          `Options.flush_after_s` seconds, and what was put while that flush was under way.
+        * "fast": its bytes are in staging, kept there until they have been written; if staging has
+          no room for them, when they have been written. A crash takes what was put since the last
+          flush: at most `Options.flush_after_blocks` blocks, put in the last
+          `Options.flush_after_s` seconds, and what is being written (at most
+          `Options.write_buffers` blocks) or was put while that flush was under way.
 
         Known keys are not written again. `ttl_s`: seconds after which the block is found no more
         (default: `Options.ttl_s`). Waits while all write buffers are busy, and while blocks are
-        evicted to make room. Raises ValueError for a wrong shape, level or time.
+        evicted to make room, at most `Options.demand_timeout_s` a block: then that block fails.
+        Raises ValueError for a wrong shape, level or time.
         """
-        return self._puts.put(_as_keys(keys), pages, durability, ttl_s)
+        return self._puts.put(as_keys(keys), pages, durability, ttl_s)
+
+    def grow(self, *, request: int = 0) -> GrowingBlock:
+        """Open a block for tokens to come: in staging, readable while it is written, stored under
+        its key by `seal`. `request` says whose it is, for messages.
+
+        Waits for room at most `Options.demand_timeout_s`. Raises GrowError when there is none, or
+        when `Options.open_blocks_max` blocks are open.
+        """
+        return self._growing.grow(request)
 
     def _on_ready(self, ready: Ready) -> None:
         """Called by the engine, under its lock."""
@@ -191,7 +205,7 @@ class Runtime:
     def stats(self) -> Stats:
         """A consistent picture of the counters."""
         with self.engine.lock:
-            return take_stats(self._parts, self.engine, self._puts)
+            return take_stats(self._parts, self.engine, self._puts, len(self._growing))
 
     def close(self) -> None:
         """Finish the writes, mark the store clean, let go of everything. Harmless when repeated.
@@ -205,6 +219,7 @@ class Runtime:
         writer = self._parts.driver.writer
         clean = False
         try:
+            self._growing.drop_all()
             deadline_ns = self.engine.clock() + _CLOSE_TIMEOUT_NS
             writer.commit.draining = True
             self.engine.look_after_writes()
@@ -243,16 +258,6 @@ class Runtime:
         traceback: TracebackType | None,
     ) -> None:
         await asyncio.to_thread(self.__exit__, kind, error, traceback)
-
-
-def _as_keys(keys: Keys) -> list[bytes]:
-    if isinstance(keys, np.ndarray) and keys.ndim == 2 and keys.shape[1] == _KEY_BYTES:
-        raw = np.ascontiguousarray(keys, np.uint8).tobytes()
-        return [raw[at : at + _KEY_BYTES] for at in range(0, len(raw), _KEY_BYTES)]
-    names = [bytes(key) for key in keys]
-    if any(len(name) != _KEY_BYTES for name in names):
-        raise ValueError(f"keys are {_KEY_BYTES} bytes each; see prefetchd.keys")
-    return names
 
 
 def open_runtime(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,18 +22,26 @@ from prefetchd.format import page_checksum
 from prefetchd.pipeline import COMMIT_BIT, WRITE_TAG, Job, Waiter
 
 
+class News(IntEnum):
+    """What there is to say of a block. All but the first are about no put, but about the block."""
+
+    ENDED = 0  # for the put that waited for it
+    LATE = 1  # failed, and nobody waits for it any more, since its put was told that it failed
+    CLEAN = 2  # the device has its bytes, so staging need not keep them
+    LOST = 3  # it was staged, and found or open: it is not any more, and will not be stored
+    LEAVING = 4  # the device is done with a staged block that will not be stored
+
+
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The end of one block's put: its place in the caller's batch, and its block or -1.
-
-    `late`: nobody waits for it any more, since its put was told that it failed.
-    """
+    """The end of one block's put: its place in the caller's batch, and its block or -1; or other
+    news of a block."""
 
     put: int
     position: int
     block: int
     result: int
-    late: bool = False
+    news: News = News.ENDED
 
 
 class Writer:
@@ -72,29 +81,46 @@ class Writer:
     def full(self) -> bool:
         return None not in self._writing
 
+    @property
+    def at_risk(self) -> int:
+        """Blocks that are found and would not survive a crash."""
+        behind = sum(job is not None and job.behind for job in self._writing)
+        return behind + self.commit.at_risk
+
     def under_way(self, key: bytes) -> bool:
         """Whether a block with this key is on its way to the medium."""
         job = self._job_of.get(key)
-        return job is not None and not job.given_up
+        if job is None or job.given_up:
+            return False
+        # One that was found and is not any more has expired: nobody can wait for that.
+        return not job.visible or self.catalog.find(key) == job.block
 
     def join(self, key: bytes, waiter: Waiter) -> bool:
         """Wait for a block that is already on its way; False if there is nothing to wait for."""
         job = self._job_of[key]
         if job.visible and not waiter.durable:
             return False
-        self.in_flight += not job.waiters
+        self.in_flight += not job.awaited
         job.waiters.append(waiter)
         return True
 
-    def stage(self, waiter: Waiter, key: bytes, pages: NDArray[np.uint8], expires_ns: int) -> None:
-        """Copy one block, `pages` (layers, page_bytes), into a free buffer, to be written.
+    def stage(
+        self,
+        waiter: Waiter,
+        key: bytes,
+        pages: NDArray[np.uint8],
+        expires_ns: int,
+        opened: int | None = None,
+    ) -> int:
+        """Copy one block, `pages` (layers, page_bytes), into a free buffer, to be written: into an
+        extent of its own, which it returns, or into that of the block `opened`.
 
         The caller checks `full` and `under_way`. Raises StoreFullError; the key is then simply
         not there.
         """
         number = self._writing.index(None)
         shape, catalog = self.catalog.superblock, self.catalog
-        block = catalog.reserve()
+        block = catalog.reserve() if opened is None else opened
         seed = catalog.binding.seed(key)
         buffer = self._buffers[number]
         payload = buffer[shape.header_bytes :].reshape(shape.layers, shape.slot_bytes)
@@ -106,11 +132,32 @@ class Writer:
         catalog.record(block, key, seed, np.array(checksums, np.uint64), expires_ns)
         if shape.page_bytes < shape.slot_bytes:
             payload[:, shape.page_bytes :] = 0
-        job = Job(block, key, [waiter])
+        job = Job(block, key, [waiter], waiter.deadline_ns, staged=opened is not None)
+        if opened is not None:
+            catalog.seal(opened)
         self._writing[number] = self._jobs[block] = self._job_of[key] = job
         self.admitted += 1
         self.in_flight += 1
         self._outgoing.append(self._operation(number, block))
+        return block
+
+    def payload(self, block: int) -> NDArray[np.uint8] | None:
+        """What was staged of a block that is not written yet: (layers, slot_bytes)."""
+        job, shape = self._jobs.get(block), self.catalog.superblock
+        if job is None:
+            return None
+        payload = self._buffers[self._writing.index(job), shape.header_bytes :]
+        rows: NDArray[np.uint8] = payload.reshape(shape.layers, shape.slot_bytes)
+        return rows
+
+    def show(self, block: int, now_ns: int) -> None:
+        """A block just staged, put fast, can be had from staging: it is found from here on, and
+        nobody waits for it."""
+        job = self._jobs[block]
+        self.catalog.publish(block)
+        job.visible = job.staged = True
+        job.since_ns = now_ns
+        job.waiters = []
 
     def _operation(self, number: int, block: int) -> Ops:
         shape = self.catalog.superblock
@@ -141,43 +188,67 @@ class Writer:
         assert job is not None, f"write buffer {tag} completed twice"
         self._writing[tag] = None
         shape = self.catalog.superblock
+        wrong = 0
         if result != shape.extent_bytes - shape.header_bytes:
-            self.catalog.give_back(job.block)
-            return self._settled(job, result or -errno.EIO)
-        if self._job_of.get(job.key) is not job:  # late, and its key was put again
-            self.catalog.give_back(job.block)
-            return self._settled(job, -errno.ETIMEDOUT)
+            wrong = result or -errno.EIO
+        elif self._job_of.get(job.key) is not job or (job.given_up and job.staged):
+            wrong = -errno.ETIMEDOUT  # late: its key was put again, or it is lost already
+        if wrong:
+            if job.staged:
+                self.catalog.busy[job.block] = False
+            else:
+                self.catalog.give_back(job.block)
+            return self._settled(job, wrong)
         self.commit.add(job, now_ns)
+        return self._payload_written(job, result)
+
+    def _payload_written(self, job: Job, result: int) -> list[Written]:
+        awaited = job.awaited
+        job.written = True
+        news = [Written(0, 0, job.block, result, News.CLEAN)] if job.staged else []
         fast = [waiter for waiter in job.waiters if not waiter.durable]
-        if not fast:
-            return []
-        self.catalog.publish(job.block)
-        job.visible = True
-        job.waiters = [waiter for waiter in job.waiters if waiter.durable]
-        self.in_flight -= not job.waiters
-        return _told(fast, job.block, result)
+        if fast:
+            self.catalog.publish(job.block)
+            job.visible = True
+            job.waiters = [waiter for waiter in job.waiters if waiter.durable]
+        self.in_flight -= awaited and not job.waiters
+        return [*news, *_told(fast, job.block, result)]
 
     def _settled(self, job: Job, wrong: int) -> list[Written]:
         """A job has ended: on the medium if not `wrong`."""
         del self._jobs[job.block]
         if self._job_of.get(job.key) is job:
             del self._job_of[job.key]
-        if not wrong and not job.visible:
-            if self.catalog.find(job.key) >= 0:  # late, and its key was put again
-                self.commit.remove(np.array([job.block]))
-            else:
-                self.catalog.publish(job.block)  # even if late: from here on it can be had
         self.given_up -= job.given_up
-        self.in_flight -= bool(job.waiters)
+        self.in_flight -= job.awaited
+        news: list[Written] = []
+        if not wrong and not job.visible:
+            if self.catalog.find(job.key) < 0:
+                self.catalog.publish(job.block)  # even if late: from here on it can be had
+            elif job.staged:  # late, and its key was put again
+                news = self._lost(job, -errno.ETIMEDOUT)
+            else:
+                self.commit.remove(np.array([job.block]))
+        elif wrong and job.staged and not (job.visible and job.written):
+            news = self._lost(job, wrong)
         block = -1 if wrong else job.block
         if job.waiters:
-            return _told(job.waiters, block, wrong)
-        return [Written(0, 0, block, wrong, late=True)] if wrong else []
+            return [*news, *_told(job.waiters, block, wrong)]
+        return [*news, Written(0, 0, block, wrong, News.LATE)] if wrong else news
+
+    def _lost(self, job: Job, wrong: int) -> list[Written]:
+        """A staged block will not be stored, and its extent is the device's no more."""
+        self.catalog.hide(np.array([job.block]))
+        lost = [] if job.given_up else [Written(0, 0, job.block, wrong, News.LOST)]
+        return [*lost, Written(0, 0, job.block, wrong, News.LEAVING)]
 
     def expire(self, now_ns: int) -> list[Written]:
         """Give up the blocks whose writes have not ended by their deadline."""
         told: list[Written] = []
         for job in self._jobs.values():
+            if job.staged and not job.written and not job.given_up and job.deadline_ns <= now_ns:
+                told += self._give_up_staged(job)
+                continue
             over = [waiter for waiter in job.waiters if waiter.deadline_ns <= now_ns]
             if not over:
                 continue
@@ -188,6 +259,15 @@ class Writer:
                 self.given_up += not job.visible
                 job.given_up = not job.visible
         return told
+
+    def _give_up_staged(self, job: Job) -> list[Written]:
+        """A staged block is lost at once, though the device still owns its buffer and extent."""
+        self.catalog.hide(np.array([job.block]))
+        told = _told(job.waiters, -1, -errno.ETIMEDOUT)
+        self.in_flight -= job.awaited
+        self.given_up += 1
+        job.given_up, job.visible, job.waiters = True, False, []
+        return [Written(0, 0, job.block, -errno.ETIMEDOUT, News.LOST), *told]
 
 
 def _told(waiters: Iterable[Waiter], block: int, result: int) -> list[Written]:

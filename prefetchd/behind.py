@@ -41,7 +41,7 @@ class Behind:
         self.waited = 0
         """Blocks put fast for which staging had no room: found once they were written."""
         self.lost = 0
-        """Blocks that were found and could not be written."""
+        """Blocks that were found, or open, and could not be written."""
 
     def pages(self, block: int) -> Ids:
         return block * self._layers + np.arange(self._layers)
@@ -97,20 +97,21 @@ class Behind:
             self._owners.pop(block, None)
         elif written.news == News.LOST:
             self.release(block)
+            reason = why_not(written.result)
+            self._count_lost(reason)
             for ticket, position in self._owners.pop(block, []):
-                self._withdraw(ticket, position, why_not(written.result))
+                ticket.withdraw(position, f"block {position} was lost after it was found: {reason}")
         elif written.news == News.LEAVING:
             self._room.leave(block)
 
-    def _withdraw(self, ticket: PutTicket, position: int, reason: str) -> None:
+    def _count_lost(self, reason: str) -> None:
         if self.lost == 0:
             log.warning(
-                "a block put fast was found and could not be written (%s): it is found no more; "
+                "a block that was readable could not be written (%s): it is not any more; "
                 "Stats.store_writes.blocks_lost counts the others",
                 reason,
             )
         self.lost += 1
-        ticket.withdraw(position, f"block {position} was lost after it was found: {reason}")
 
 
 def why_not(result: int) -> str:

@@ -122,7 +122,7 @@ class Commit:
         if self._ready or self._removing:
             return self._record()
         if self._said or self._unsaid or self._due(now_ns):
-            return self._flush(now_ns)
+            return self._flush()
         return None
 
     def due(self, now_ns: int) -> bool:
@@ -142,11 +142,10 @@ class Commit:
             return True
         return any(job.durable for job in waiting)
 
-    def _flush(self, now_ns: int) -> Ops:
-        taken: list[Job] = []
-        if self._due(now_ns):
-            taken, self._unflushed = self._unflushed, []
-            self.hurried = False
+    def _flush(self) -> Ops:
+        """All that was written: a flush that is made for one of them covers the others."""
+        taken, self._unflushed = self._unflushed, []
+        self.hurried = False
         self._under = _Under(_FLUSH, jobs=taken)
         files = sorted(self._dirty)
         self._dirty.clear()
@@ -246,7 +245,7 @@ class Commit:
             if number not in under.wrong:  # else its extent stays out of use
                 self._unsaid.append(block)
         for number, job in enumerate(under.jobs, count):
-            if number not in under.wrong or job.visible:
+            if number not in under.wrong:
                 self._said.append(job)
             else:
                 self._discard(job, said=True)  # the journal may say that it is there
@@ -267,10 +266,10 @@ class Commit:
         return ended
 
     def _discard(self, job: Job, *, said: bool) -> None:
-        """Free its extent again; that of a staged block goes when its staged pages do."""
-        if job.staged:
-            self.catalog.busy[job.block] = False
-        elif said:
+        """Free its extent again; that of a block that can be read goes when nobody reads it."""
+        if job.staged or job.visible:
+            return
+        if said:
             self._removing.append(job.block)
         else:
             self.catalog.give_back(job.block)
@@ -282,18 +281,13 @@ class Commit:
         self._paused_ns = now_ns + _PAUSE_NS
         self._removing += self._unsaid
         ended: list[tuple[Job, int]] = []
-        for job in under.jobs:
-            if job.visible:
+        for job in [*under.jobs, *self._said]:
+            if job.visible:  # a record of it may be there or not: it is made anew
                 job.since_ns = now_ns
                 self._unflushed.append(job)
             else:
-                self._discard(job, said=False)
+                self._discard(job, said=job in self._said)
                 ended.append((job, result))
-        for job in self._said:
-            self.catalog.busy[job.block] = False
-            if not job.visible:
-                self._discard(job, said=True)
-            ended.append((job, result))
         self._said, self._unsaid = [], []
         files = [job.block % self.catalog.superblock.stripes for job in self._unflushed]
         self._dirty.update(files)

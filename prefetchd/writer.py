@@ -28,8 +28,8 @@ class News(IntEnum):
     ENDED = 0  # for the put that waited for it
     LATE = 1  # failed, and nobody waits for it any more, since its put was told that it failed
     CLEAN = 2  # the device has its bytes, so staging need not keep them
-    LOST = 3  # it was staged, and found or open: it is not any more, and will not be stored
-    LEAVING = 4  # the device is done with a staged block that will not be stored
+    LOST = 3  # it could be read, and cannot any more: it will not be stored
+    LEAVING = 4  # the device is done with a block that could be read and will not be stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,12 +191,10 @@ class Writer:
         wrong = 0
         if result != shape.extent_bytes - shape.header_bytes:
             wrong = result or -errno.EIO
-        elif self._job_of.get(job.key) is not job or (job.given_up and job.staged):
+        elif job.given_up and (job.staged or self._job_of.get(job.key) is not job):
             wrong = -errno.ETIMEDOUT  # late: its key was put again, or it is lost already
         if wrong:
-            if job.staged:
-                self.catalog.busy[job.block] = False
-            else:
+            if not job.staged:
                 self.catalog.give_back(job.block)
             return self._settled(job, wrong)
         self.commit.add(job, now_ns)
@@ -222,23 +220,26 @@ class Writer:
         self.given_up -= job.given_up
         self.in_flight -= job.awaited
         news: list[Written] = []
+        block = -1 if wrong else job.block
         if not wrong and not job.visible:
-            if self.catalog.find(job.key) < 0:
-                self.catalog.publish(job.block)  # even if late: from here on it can be had
-            elif job.staged:  # late, and its key was put again
+            block = self.catalog.find(job.key)
+            if block < 0:
+                block = job.block
+                self.catalog.publish(block)  # even if late: from here on it can be had
+            elif job.staged:  # its key was put twice, since the first copy was late
                 news = self._lost(job, -errno.ETIMEDOUT)
             else:
                 self.commit.remove(np.array([job.block]))
-        elif wrong and job.staged and not (job.visible and job.written):
+        elif wrong and (job.staged or job.visible):
             news = self._lost(job, wrong)
-        block = -1 if wrong else job.block
         if job.waiters:
             return [*news, *_told(job.waiters, block, wrong)]
         return [*news, Written(0, 0, block, wrong, News.LATE)] if wrong else news
 
     def _lost(self, job: Job, wrong: int) -> list[Written]:
-        """A staged block will not be stored, and its extent is the device's no more."""
+        """A block that can be read will not be stored; its extent is the device's no more."""
         self.catalog.hide(np.array([job.block]))
+        self.catalog.busy[job.block] = False
         lost = [] if job.given_up else [Written(0, 0, job.block, wrong, News.LOST)]
         return [*lost, Written(0, 0, job.block, wrong, News.LEAVING)]
 

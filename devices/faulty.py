@@ -40,6 +40,7 @@ class Faults:
     other, so their sum is at most 1.
 
     `script` names faults by operation number: `((3, "eio"), (7, "flip"))`; it goes before chance.
+    `broken`: files on which every operation ends with -EIO; `Faulty.broken` can be changed later.
     `stall_reaps`: calls of `reap` that a stalled operation waits for; 0 for ever, or until
     `Faulty.release_stalled`.
     """
@@ -53,6 +54,7 @@ class Faults:
     lose: float = 0.0
     stall_reaps: int = 0
     script: tuple[tuple[int, str], ...] = ()
+    broken: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         chances = [getattr(self, kind) for kind in KINDS]
@@ -81,6 +83,7 @@ class Faulty(StorageDevice):
         self._bounds = np.cumsum([getattr(faults, kind) for kind in KINDS])
         self._random = np.random.default_rng(faults.seed)
         self._script = dict(faults.script)
+        self.broken = set(faults.broken)
         self._accepted = 0
         self._waiting: Ops = np.empty(0, OP)  # for room below
         self._ended: list[tuple[int, int]] = []  # without ever reaching `inner`
@@ -102,7 +105,7 @@ class Faulty(StorageDevice):
     def submit(self, ops: Ops) -> int:
         ops = ops[: self.depth - self.in_flight].copy()  # a short read changes its length
         passed: NDArray[np.bool_] = np.ones(len(ops), np.bool_)
-        for index, kind, chance in self._choose(len(ops)):
+        for index, kind, chance in self._choose(ops):
             passed[index] = self._inject(kind, chance, ops[index])
         if self._ended:
             os.eventfd_write(self._event, 1)
@@ -110,14 +113,17 @@ class Faulty(StorageDevice):
         self._forward(ops[passed])
         return len(ops)
 
-    def _choose(self, count: int) -> list[tuple[int, str, float]]:
+    def _choose(self, ops: Ops) -> list[tuple[int, str, float]]:
         """Which of the next operations are harmed: index, fault, a number in [0, 1) for details."""
+        count = len(ops)
         # Two draws an operation, whatever comes of them: batch borders must not shift the rest.
         draws = self._random.random((count, 2))
         kinds = np.searchsorted(self._bounds, draws[:, 0], side="right")
         for number, kind in self._script.items():
             if self._accepted <= number < self._accepted + count:
                 kinds[number - self._accepted] = KINDS.index(kind)
+        if self.broken:
+            kinds[np.isin(ops["file"], sorted(self.broken))] = KINDS.index("eio")
         harmed = np.flatnonzero(kinds < len(KINDS))
         return [(int(i), KINDS[kinds[i]], float(draws[i, 1])) for i in harmed]
 

@@ -5,11 +5,26 @@ Decides nothing about anybody's worth; pure functions over arrays.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
 
 from prefetchd.model import NO_IDS, Codes, Ids, Scores
+from prefetchd.predictor import Guess
 
 SOURCES_MAX = 16  # a page's source code is this x the source's own code + the source's number
+
+
+@dataclass(frozen=True, slots=True)
+class Weighed:
+    """A source's guess after its measure was taken."""
+
+    pages: Ids
+    scores: Scores
+    codes: Codes
+    deadline_ns: int | None
+    held: Ids
 
 
 def source_codes(number: int, own: Codes | None, count: int) -> Codes:
@@ -34,3 +49,18 @@ def each_once(parts: list[Ids]) -> Ids:
     every = np.concatenate(parts)
     _, first = np.unique(every, return_index=True)
     return every[np.sort(first)]
+
+
+def merged(guesses: Sequence[Weighed], limit: int) -> Guess:
+    """One guess of at most `limit` pages, best first, and all that any of them holds."""
+    said = [guess for guess in guesses if len(guess.pages)]
+    held = each_once([guess.held for guess in guesses if len(guess.held)])
+    pages = np.concatenate([NO_IDS, *[guess.pages for guess in said]])
+    scores = np.concatenate([np.empty(0, np.float32), *[guess.scores for guess in said]])
+    codes = np.concatenate([np.empty(0, np.uint8), *[guess.codes for guess in said]])
+    best = best_first(pages, scores)[: max(0, limit)]
+    deadlines = [guess.deadline_ns for guess in said]
+    known = [deadline for deadline in deadlines if deadline is not None]
+    # Pages without a deadline may be wanted sooner than those with one.
+    deadline_ns = min(known) if known and len(known) == len(deadlines) else None
+    return Guess(pages[best], scores[best], deadline_ns, codes[best], held)

@@ -15,21 +15,62 @@ READ_SHARE = 0.3  # one more 64 KiB read at depth, 30 us, against 100 us for one
 HARM_RATIO, HARM_MARGIN = 1.03, 3.0  # the margin is in lone reads
 PAUSE_PASSES_MIN, PAUSE_PASSES_MAX, PAUSE_GROWTH = 2, 64, 4
 GOOD_PASSES = 8  # after as many without harm the next pause is shorter again
+SAMPLE, SAMPLED_LAYERS_MIN = 4, 24
 PARTS = 8  # in which the held pages are judged, the most wanted first
 _NO_CODES, _NO_MASK = np.empty(0, np.uint8), np.empty(0, np.bool_)
+
+
+class Sample:
+    """The pages that measures are taken on, every fourth layer's where there are many layers, and
+    their numbers, which count these pages only."""
+
+    def __init__(self, geometry: Geometry) -> None:
+        self._layers = geometry.layers
+        self.every = SAMPLE if geometry.layers >= SAMPLED_LAYERS_MIN else 1
+        self._rows = -(-geometry.layers // self.every)
+        self.pages = geometry.blocks * self._rows
+
+    def has(self, pages: Ids) -> Mask:
+        has: Mask = pages % self._layers % self.every == 0
+        return has
+
+    def numbers(self, pages: Ids) -> Ids:
+        """Of pages that the sample has."""
+        if self.every == 1:
+            return pages
+        blocks = pages // self._layers
+        return blocks * self._rows + (pages - blocks * self._layers) // self.every
+
+    def shows(self, access: Access) -> bool:
+        """Whether it has the first page of a demand; most demands are of one layer."""
+        pages = access.pages
+        return len(pages) > 0 and int(pages[0]) % self._layers % self.every == 0
+
+    def of(self, access: Access) -> Access:
+        """What the sample has of a demand, its pages by their numbers."""
+        if self.every == 1:
+            return access
+        blocks = access.pages // self._layers
+        layers = access.pages - blocks * self._layers
+        rows = layers // self.every
+        numbers, outcomes = blocks * self._rows + rows, access.outcomes
+        mine = rows * self.every == layers
+        if not mine.all():
+            numbers, outcomes = numbers[mine], outcomes[mine]
+        return Access(numbers, outcomes, access.request, None, access.now_ns)
 
 
 class GhostLru:
     """Which pages an LRU buffer of `slots` pages would hold, had it seen the same demands.
 
     A ring of demands in order; a page is held if its last demand lies behind the tail, which moves
-    on until at most `slots` distinct pages are left. Eight bytes a page and 64 a slot; where hot
+    on until at most `slots` distinct pages are left. Eight bytes a page and 32 a slot; where hot
     pages fill the ring, the tail moves early and the ghost is a little smaller than asked.
     """
 
     def __init__(self, pages: int, slots: int) -> None:
         self._slots = slots
-        self._ring = np.zeros(8 * slots + 64, np.int64)
+        self._ring = np.zeros(8 * slots + 64, np.int32 if pages < 2**31 else np.int64)
         self._last = np.full(pages, -1, np.int64)
         self._head = self._tail = self._held = 0
         self.oldest_hits = 0
@@ -173,10 +214,10 @@ class Holding:
     which would have to make room.
     """
 
-    def __init__(self, geometry: Geometry, ghost: GhostLru) -> None:
+    def __init__(self, pages: int, ghost: GhostLru) -> None:
         self.earned_parts = 0
         self._ghost = ghost
-        self._pages = geometry.pages
+        self._pages = pages
         self._part_of: Codes | None = None  # taken once the source asks to hold anything
         self._asked = NO_IDS
         self._demanded = np.zeros(PARTS + 1)  # part PARTS is everything else

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from itertools import islice
 from typing import ClassVar
 
 import numpy as np
 
-from prefetchd.hints import HintOdds
-from prefetchd.history import Turns, UseHistory, turns_of
+from prefetchd.hints import HintOdds, among
+from prefetchd.history import UseHistory, one_turn, turns_of
 from prefetchd.model import Access, Feedback, Geometry, Ids, PageHint, Scores, Verdict
 from prefetchd.odds import Features, Odds
 from prefetchd.predictor import Guess, Predictor
@@ -60,6 +59,10 @@ class Attention(Predictor):
         layers = geometry.layers
         self._history = UseHistory(geometry)
         self._hints = HintOdds(geometry, self._history)
+        self._own = True  # nobody else tells the history
+        self._layer = -1  # of the latest demand; -1 before the first
+        self._marks = np.zeros(geometry.blocks, np.bool_)  # all False between calls
+        self._near = np.zeros(geometry.blocks + 2, np.bool_)  # the same, with one on either side
         self._hinted: tuple[int, Ids, Scores] | None = None  # a layer's pages, until its turn
         self._sources = [np.full(128, source, np.uint8) for source in (HINT, HISTORY)]
         self._next_layer = (np.arange(layers) + 1) % layers
@@ -70,6 +73,11 @@ class Attention(Predictor):
         self._ended = np.full(2, START_RIGHT)
         self._demands = 0
 
+    def share(self, history: UseHistory) -> None:
+        self._history = history
+        self._hints = HintOdds(self.geometry, history)
+        self._own = False
+
     def on_access(self, access: Access) -> None:
         self._told((access,))
 
@@ -77,50 +85,64 @@ class Attention(Predictor):
         self._told(accesses)
 
     def _told(self, accesses: Sequence[Access]) -> None:
-        """In parts, each with one demand to learn from at most."""
-        while accesses:
-            learned = -(self._demands + 1) % LEARN_DEMANDS
-            end = learned + LEARN_DEMANDS
-            if 0 < learned < len(accesses) and not self._foretold(accesses[learned]):
-                end = learned  # it is to be weighed as things stand before it: it begins a part
-            part, accesses = accesses[:end], accesses[end:]
-            self._demands += len(part)
-            pages = np.concatenate([access.pages for access in part])
-            for turns, _ in turns_of(pages, self.geometry):
-                which = learned
-                if len(part) == 1 and learned == 0:  # of many layers each has its turn
-                    which = self._demands // LEARN_DEMANDS % len(turns)
-                self._demanded(turns, which)
+        """A history of its own is told in batches, and before it is asked; one that is shared is
+        told by whoever keeps it, afterwards."""
+        recorded = 0
+        for number, access in enumerate(accesses):
+            turns = self._turns(access.pages, alone=len(accesses) == 1)
+            self._demands += 1
+            if self._demands % LEARN_DEMANDS == 0 and turns:
+                # Of many layers each has its turn.
+                layer, blocks = turns[self._demands // LEARN_DEMANDS % len(turns)]
+                if self._own and not self._hints.foretold(layer):
+                    self._record(accesses[recorded:number])
+                    recorded = number
+                self._learn(layer, blocks)
+            for layer, blocks in turns:
+                self._follow(layer, blocks)
+        if self._own:
+            self._record(accesses[recorded:])
 
-    def _foretold(self, access: Access) -> bool:
-        return self._hints.foretold(int(access.pages[0]) % self.geometry.layers)
+    def _turns(self, pages: Ids, *, alone: bool) -> list[tuple[int, Ids]]:
+        """Layer and blocks of each turn in a demand: one, unless it came alone."""
+        if not alone:
+            layers = self.geometry.layers
+            return [(int(pages[0]) % layers, pages // layers)] if len(pages) else []
+        if one := one_turn(pages, self.geometry):
+            return [one]
+        return [one for turns, _ in turns_of(pages, self.geometry) for one in turns.each()]
 
-    def _demanded(self, turns: Turns, learned: int) -> None:
-        """Turns were made; number `learned`, if there is one, is compared with what was thought."""
-        history, before = self._history, self._history.layer
-        begun = history.going_on(turns)
-        layer = int(turns.layers[learned]) if begun <= learned < len(turns) else -1
-        weighed = None
-        if layer >= 0 and before >= 0 and not self._hints.foretold(layer):
-            weighed = self._weigh(layer)
-        history.demanded(turns)
-        self._follow(turns, begun, before)
-        if layer >= 0:
-            self._hints.learn(layer)
-        if weighed is not None:
-            came = history.turns_since(layer, history.places(weighed[0], layer)) == 0
-            self._odds.learn(weighed[1], came)
+    def _record(self, accesses: Sequence[Access]) -> None:
+        if not accesses:
+            return
+        for turns, _ in turns_of(np.concatenate([a.pages for a in accesses]), self.geometry):
+            self._history.demanded(turns)
 
-    def _follow(self, turns: Turns, begun: int, before: int) -> None:
+    def _learn(self, layer: int, blocks: Ids) -> None:
+        """Compare what was thought with what the turn that begins now demands."""
+        history = self._history
+        if self._goes_on(layer):
+            return
+        if self._hints.foretold(layer):
+            self._hints.learn(layer, blocks)
+        elif 0 <= self._layer == history.layer:  # else it has not been told of the turns before
+            weighed, features = self._weigh(layer)
+            self._odds.learn(features, among(weighed, blocks, self._marks))
+
+    def _goes_on(self, layer: int) -> bool:
+        return layer == self._layer and self.geometry.layers > 1
+
+    def _follow(self, layer: int, blocks: Ids) -> None:
         """Remember which layer follows which, and what the latest turns used."""
-        for layer, blocks in islice(turns.each(), begun, None):
-            if before >= 0:
-                self._next_layer[before] = layer
-            before = layer
-            self._recent[layer].append(blocks)
-            self._latest.append(blocks)
-            if self._hinted is not None and self._hinted[0] == layer:
-                self._hinted = None
+        if self._goes_on(layer):
+            return
+        if self._layer >= 0:
+            self._next_layer[self._layer] = layer
+        self._layer = layer
+        self._recent[layer].append(blocks)
+        self._latest.append(blocks)
+        if self._hinted is not None and self._hinted[0] == layer:
+            self._hinted = None
 
     def on_page_hint(self, hint: PageHint) -> None:
         """Only the latest hint counts: what an older one foretold has been demanded by now, or was
@@ -145,9 +167,9 @@ class Attention(Predictor):
         if self._hinted is not None:
             _, pages, chance = self._hinted
             return self._guess(pages, chance, HINT, limit)
-        if self._history.layer < 0:
+        if self._layer < 0:
             return Guess()
-        layer = int(self._next_layer[self._history.layer])
+        layer = int(self._next_layer[self._layer])
         blocks, features = self._weigh(layer)
         chance = self._odds.chance(features)
         order = np.argsort(-chance, kind="stable")
@@ -180,15 +202,19 @@ class Attention(Predictor):
         unused = turns > 0
         blocks, places, turns = blocks[unused], places[unused], turns[unused]
         features = np.ones((len(blocks), 4))
-        features[:, 1] = history.log_odds(places)
+        features[:, 1] = history.log_odds(layer, places)
         features[:, 2] = history.heat(blocks)
         features[:, 3] = (features[:, 2] > ALL_LAYERS_HEAT) & (turns > NEW_TURNS)
         return blocks, features
 
     def _candidates(self, layer: int) -> Ids:
         """Blocks that `layer` used lately, or that or whose neighbours are in use now."""
-        blocks = np.concatenate(list(self._latest))
-        near = np.concatenate([blocks - 1, blocks, blocks + 1])
-        near = near[(near >= 0) & (near < self.geometry.blocks)]
-        found: Ids = np.unique(np.concatenate([near, *self._recent[layer]]))
-        return found
+        marks, latest = self._near, np.concatenate(list(self._latest))
+        for offset in range(3):
+            marks[latest + offset] = True
+        if self._recent[layer]:
+            marks[np.concatenate(list(self._recent[layer])) + 1] = True
+        marks[0] = marks[-1] = False
+        found: Ids = np.flatnonzero(marks)
+        marks[found] = False
+        return found - 1

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from prefetchd.history import UseHistory
 from prefetchd.model import (
-    NO_IDS,
     Access,
     ChainHint,
     Codes,
@@ -33,13 +33,13 @@ from prefetchd.model import (
     Ids,
     Mask,
     PageHint,
-    Scores,
     Verdict,
 )
 from prefetchd.predictor import Guess, Predictor
-from prefetchd.predictors._merging import SOURCES_MAX, best_first, each_once, source_codes
+from prefetchd.predictors._merging import SOURCES_MAX, Weighed, each_once, merged, source_codes
 from prefetchd.predictors._pace import Pace
-from prefetchd.predictors._restraint import Gains, GhostLru, Guard, Holding
+from prefetchd.predictors._restores import Restores
+from prefetchd.predictors._restraint import Gains, GhostLru, Guard, Holding, Sample
 from prefetchd.registry import predictor_class
 
 SOURCES = ("attention", "sliding_window", "cross_request")
@@ -53,7 +53,6 @@ PASS_ACCESSES_MIN = 16  # with few layers a pass alone is too short to judge by
 PROBE_ACCESSES = 32  # a useless source may guess one page in this many accesses
 SHOWN_PASSES = 8  # a useless source sees one pass in so many
 HINT_ACCESSES = 8  # page hints keep coming while there was one in so many accesses
-SAMPLE, SAMPLED_LAYERS_MIN = 4, 24
 
 
 @dataclass(slots=True)
@@ -77,17 +76,6 @@ class _Source:
         self.recent_gains += gains
 
 
-@dataclass(frozen=True, slots=True)
-class _Weighed:
-    """A source's guess after its measure was taken."""
-
-    pages: Ids
-    scores: Scores
-    codes: Codes
-    deadline_ns: int | None
-    held: Ids
-
-
 class Auto(Predictor):
     """Runs the predictors named in `sources` (found by name, at most 16) together.
 
@@ -101,28 +89,31 @@ class Auto(Predictor):
         super().__init__(geometry, slots)
         if not 1 <= len(sources) <= SOURCES_MAX:
             raise ValueError(f"auto runs 1 to {SOURCES_MAX} predictors, not {len(sources)}")
-        self._sample = SAMPLE if geometry.layers >= SAMPLED_LAYERS_MIN else 1
-        ghost = GhostLru(geometry.pages, max(1, slots // self._sample))
+        sample = self._sample = Sample(geometry)
+        ghost = GhostLru(sample.pages, max(1, slots // sample.every))
         self._guard = Guard(ghost)
-        self._gains = Gains(geometry.pages)
+        self._gains = Gains(sample.pages)
         self._sources = [
-            _Source(predictor_class(source)(geometry, slots), Holding(geometry, ghost))
+            _Source(predictor_class(source)(geometry, slots), Holding(sample.pages, ghost))
             for source in sources
         ]
         self._accesses = 0
         self._pass_accesses = max(geometry.layers, PASS_ACCESSES_MIN)
         self._hinted = self._chained = -(1 << 30)  # the access before which the last hint came
-        self._hint_reader = self._only_reader()
+        readers = self._readers("on_page_hint")
+        self._hint_reader = readers[0] if len(readers) == 1 else None
+        self._chain_readers = self._readers("on_chain_hint")
+        self._restores = Restores(geometry, slots)
         self._pace = Pace()
 
-    def _only_reader(self) -> int | None:
-        """The one source that reads page hints, if there is just one."""
-        readers = [
-            number
-            for number, source in enumerate(self._sources)
-            if type(source.predictor).on_page_hint is not Predictor.on_page_hint
-        ]
-        return readers[0] if len(readers) == 1 else None
+    def _readers(self, hook: str) -> list[int]:
+        """The sources that read such hints."""
+        hooks = [getattr(type(source.predictor), hook) for source in self._sources]
+        return [n for n, own in enumerate(hooks) if own is not getattr(Predictor, hook)]
+
+    def share(self, history: UseHistory) -> None:
+        for source in self._sources:
+            source.predictor.share(history)
 
     def on_access(self, access: Access) -> None:
         self._told((access,))
@@ -149,7 +140,7 @@ class Auto(Predictor):
         useless = self._useless()
         for access in accesses:
             self._accesses += 1
-            if len(access.pages) and access.pages[0] % self.geometry.layers % self._sample == 0:
+            if self._sample.shows(access):
                 self._measure(access)
                 useless = self._useless()
             shown = self._accesses // self._pass_accesses % SHOWN_PASSES == 0
@@ -161,6 +152,7 @@ class Auto(Predictor):
                 source.predictor.on_accesses(mine)
 
     def _measure(self, access: Access) -> None:
+        access = self._sample.of(access)
         ghost_missed = self._guard.observe(access)
         self._count(*self._gains.demanded(access, ghost_missed))
         for source in self._sources:
@@ -172,7 +164,7 @@ class Auto(Predictor):
         for source in self._sources:
             source.recent_gains *= RECENT_DECAY
             keep = source.predictor.predict(0, 0).keep
-            source.holding.judge(keep[keep % self.geometry.layers % self._sample == 0])
+            source.holding.judge(self._sample.numbers(keep[self._sample.has(keep)]))
 
     def on_page_hint(self, hint: PageHint) -> None:
         self._hinted = self._accesses
@@ -182,10 +174,12 @@ class Auto(Predictor):
 
     def on_chain_hint(self, hint: ChainHint) -> None:
         self._chained = self._accesses
+        self._restores.hinted(hint)
         for source in self._sources:
             source.predictor.on_chain_hint(hint)
 
     def on_done_hint(self, hint: DoneHint) -> None:
+        self._restores.done(hint)
         for source in self._sources:
             source.predictor.on_done_hint(hint)
 
@@ -193,19 +187,15 @@ class Auto(Predictor):
         numbers = feedback.sources % SOURCES_MAX
         codes = feedback.sources // SOURCES_MAX
         for number, source in enumerate(self._sources):
-            mine = numbers == number
-            if mine.any():
+            if (mine := numbers == number).any():
                 told = Feedback(feedback.pages[mine], codes[mine], feedback.verdicts[mine])
                 source.predictor.on_feedback(told)
-        if self._sample > 1:
-            measured = feedback.pages % self.geometry.layers % self._sample == 0
-            feedback = Feedback(
-                feedback.pages[measured], feedback.sources[measured], feedback.verdicts[measured]
-            )
-            numbers = numbers[measured]
-        wasted = feedback.verdicts == Verdict.WASTED
+        measured = self._sample.has(feedback.pages)
+        wasted = (feedback.verdicts == Verdict.WASTED) & measured
+        met = measured & ~wasted
         self._count(numbers[wasted], np.zeros(np.count_nonzero(wasted), np.bool_))
-        self._count(*self._gains.judged(feedback.pages[~wasted], numbers[~wasted]))
+        pages = self._sample.numbers(feedback.pages[met])
+        self._count(*self._gains.judged(pages, numbers[met]))
 
     def _count(self, numbers: Codes, gains: Mask) -> None:
         """Prefetches of these sources have ended, and some were a gain."""
@@ -216,15 +206,14 @@ class Auto(Predictor):
                 source.count(*counts)
 
     def predict(self, now_ns: int, limit: int) -> Guess:
+        for reader in self._chain_readers if self._restoring() else ():
+            guess = self._one(reader, now_ns, limit)
+            if guess.restores and len(guess.pages):
+                return guess  # needed for certain: there is nothing to weigh
         if not (self._pace.guessing and self._guard.open):
             return Guess()
-        reader = self._hint_reader
-        if reader is not None and self._led_by_hints():
-            guess = self._sources[reader].predictor.predict(now_ns, limit)
-            codes = source_codes(reader, guess.sources, len(guess.pages))
-            return Guess(
-                guess.pages, guess.confidence, guess.deadline_ns, codes, self._held(now_ns)
-            )
+        if self._hint_reader is not None and self._led_by_hints():
+            return self._one(self._hint_reader, now_ns, limit)
         guesses = [
             _weighed(number, source, source.predictor.predict(now_ns, room), room)
             for number, (source, room) in enumerate(
@@ -232,17 +221,17 @@ class Auto(Predictor):
             )
             if room or source.holding.earned_parts
         ]
-        said = [guess for guess in guesses if len(guess.pages)]
-        held = each_once([guess.held for guess in guesses if len(guess.held)])
-        pages = np.concatenate([NO_IDS, *[guess.pages for guess in said]])
-        scores = np.concatenate([np.empty(0, np.float32), *[guess.scores for guess in said]])
-        codes = np.concatenate([np.empty(0, np.uint8), *[guess.codes for guess in said]])
-        best = best_first(pages, scores)[: max(0, limit)]
-        deadlines = [guess.deadline_ns for guess in said]
-        known = [deadline for deadline in deadlines if deadline is not None]
-        # Pages without a deadline may be wanted sooner than those with one.
-        deadline_ns = min(known) if known and len(known) == len(deadlines) else None
-        return Guess(pages[best], scores[best], deadline_ns, codes[best], held)
+        return merged(guesses, limit)
+
+    def _one(self, number: int, now_ns: int, limit: int) -> Guess:
+        """What one source says, as it says it."""
+        guess = self._sources[number].predictor.predict(now_ns, limit)
+        codes, held = source_codes(number, guess.sources, len(guess.pages)), self._held(now_ns)
+        return Guess(guess.pages, guess.confidence, guess.deadline_ns, codes, held, guess.restores)
+
+    def _restoring(self) -> bool:
+        """Whether a request comes back, and no page hints say that a decode is what goes on."""
+        return self._restores.any and self._accesses - self._hinted > HINT_ACCESSES
 
     def _led_by_hints(self) -> bool:
         """Whether page hints keep coming and nothing else has anything better to say: then the
@@ -272,8 +261,7 @@ class Auto(Predictor):
                 share = UNPROVEN_SHARE
             elif useless:
                 share = 0.0
-            probe = self._accesses % PROBE_ACCESSES == 0
-            least = 1 if share > 0 or probe else 0
+            least = 1 if share > 0 or self._accesses % PROBE_ACCESSES == 0 else 0
             rooms.append(min(max(limit, 0), max(int(limit * share), least)))
         return rooms
 
@@ -286,11 +274,11 @@ class Auto(Predictor):
         return [s.ended >= PROVEN_ENDED and s.precision < floor for s in self._sources]
 
 
-def _weighed(number: int, source: _Source, guess: Guess, room: int) -> _Weighed:
+def _weighed(number: int, source: _Source, guess: Guess, room: int) -> Weighed:
     """At most `room` pages of a source's guess, their scores, and codes that tell it apart."""
     pages = guess.pages[:room]
     sure = np.float32(0.5) if guess.confidence is None else guess.confidence[:room]
-    return _Weighed(
+    return Weighed(
         pages,
         np.full(len(pages), source.precision, np.float32) * sure,
         source_codes(number, guess.sources, len(pages)),

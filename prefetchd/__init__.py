@@ -13,10 +13,11 @@ from prefetchd.gpu import GpuError
 from prefetchd.growing import GrowError, GrowingBlock
 from prefetchd.keys import block_keys
 from prefetchd.layout import Layout, LayoutError, uniform
+from prefetchd.lookups import Found
 from prefetchd.model import ChainHint, DoneHint, Outcome, PageHint
+from prefetchd.opening import open_runtime as open  # noqa: A004  (prefetchd.open reads best)
 from prefetchd.registry import RegistryError
 from prefetchd.runtime import Runtime
-from prefetchd.runtime import open_runtime as open  # noqa: A004  (prefetchd.open reads best)
 from prefetchd.stats import Stats
 from prefetchd.store import StoreError
 from prefetchd.tickets import PageMissing, PutTicket, Ticket
@@ -26,6 +27,7 @@ __all__ = [
     "DeviceError",
     "DoneHint",
     "EngineError",
+    "Found",
     "GpuError",
     "GrowError",
     "GrowingBlock",

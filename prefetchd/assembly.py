@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import mmap
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -25,14 +24,17 @@ from prefetchd.driver import SLOTS_MAX, Driver
 from prefetchd.eviction import EVICTIONS
 from prefetchd.format import Superblock
 from prefetchd.gpu import GpuDevice
+from prefetchd.journal import Journal
 from prefetchd.model import Geometry, Mask
+from prefetchd.paths import Paths
 from prefetchd.pipeline import FlushLimits
 from prefetchd.planner import Planner, PlannerLimits
 from prefetchd.predictor import Predictor
-from prefetchd.recovery import recover
-from prefetchd.room import blocks_under_cap
+from prefetchd.recovery import Progress, recover
+from prefetchd.room import blocks_under_cap, blocks_under_quota
 from prefetchd.staging import Staging
 from prefetchd.store import Store, StoreError
+from prefetchd.transfers import drain
 from prefetchd.write_hints import hint_lifetime
 from prefetchd.writer import Writer
 
@@ -41,7 +43,17 @@ GpuFactory = Callable[[NDArray[np.uint8], int], GpuDevice]
 PredictorFactory = Callable[[Geometry, int], Predictor]
 
 _FALLBACK = "threads"
-_CLOSE_TIMEOUT_NS = 10_000_000_000
+_COUNTS = (
+    "depth",
+    "write_buffers",
+    "put_threads",
+    "open_blocks_max",
+    "staging_bytes",
+    "flush_after_blocks",
+    "cap_bytes",
+    "quota_bytes",
+)
+_AMOUNTS = ("demand_timeout_s", "put_timeout_s", "flush_after_s", "lease_s", "floor_bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +61,15 @@ class Options:
     """How a runtime is built. Names go through the registry; a factory may stand for a name.
 
     `staging_bytes` None: a quarter of the store. `depth`: operations in flight on the device.
-    `write_buffers`: blocks on their way to the store at once. `demand_timeout_s`: after it a
+    `write_buffers`: blocks on their way to the store at once. `put_threads`: how many copy a large
+    put, the caller's included (None: as the cores allow). `demand_timeout_s`: after it a
     demand is answered with what is there, the rest as missing. `put_timeout_s`: after it a block
     that the device does not write is given up. `open_blocks_max`: blocks that grow at once.
 
     `flush_after_blocks`, `flush_after_s`: what a crash may take of what was put "fast".
-    `cap_bytes`: the store uses no more of its files than that. `floor_bytes`: when less is free on
+    `cap_bytes`: the store uses no more of its files than that. `quota_bytes`: nor this namespace
+    for its own blocks. `lease_s`: so long after it was looked up or demanded a block is not
+    evicted, while that concerns at most half the store. `floor_bytes`: when less is free on
     a file system, nothing is written. `ttl_s`: after it a block is found no more. `admission`:
     "all", or "second-touch": only what is put for the second time is written. `evict_blocks`: a
     full store forgets what was not used for longest; if not, it refuses new blocks. `scan`: read
@@ -71,11 +86,14 @@ class Options:
     depth: int = 128
     write_buffers: int = 16
     open_blocks_max: int = 64
+    put_threads: int | None = None
     demand_timeout_s: float = 10.0
     put_timeout_s: float = 30.0
     flush_after_blocks: int = 64
     flush_after_s: float = 1.0
     cap_bytes: int | None = None
+    quota_bytes: int | None = None
+    lease_s: float = 30.0
     floor_bytes: int = 0
     ttl_s: float | None = None
     admission: str = "all"
@@ -85,12 +103,11 @@ class Options:
     planner: PlannerLimits = field(default_factory=PlannerLimits)
 
     def __post_init__(self) -> None:
-        counts = "depth", "write_buffers", "staging_bytes", "flush_after_blocks", "cap_bytes"
-        for name in (*counts, "open_blocks_max"):
+        for name in _COUNTS:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"option {name} is {value}; it must be at least 1")
-        for name in ("demand_timeout_s", "put_timeout_s", "flush_after_s", "floor_bytes"):
+        for name in _AMOUNTS:
             value = getattr(self, name)
             if not 0 <= value < math.inf:
                 raise ValueError(f"option {name} is {value}; it must be a number, 0 or above")
@@ -121,17 +138,19 @@ class Parts:
         """End what is in flight, mark the store clean if asked, let go of everything."""
         self.gpu.close()
         try:
-            if clean:
+            if clean and not self.store.read_only:
                 drain(self.device)
                 journal = self.driver.writer.commit.journal
-                self.store.mark_clean(self.device, self.scratch, journal)
+                without = np.flatnonzero(self.driver.paths.unwritable[1:]) + 1
+                self.store.mark_clean(self.device, self.scratch, journal, without.tolist())
         finally:
             self.device.close()
             self.store.release()
 
 
-def assemble(store: Store, options: Options) -> Parts:
-    """Raises StoreError, DeviceError, GpuError or RegistryError; the store is then released."""
+def assemble(store: Store, options: Options, progress: Progress | None = None) -> Parts:
+    """`progress`: of reading headers. Raises StoreError, DeviceError, GpuError or RegistryError;
+    the store is then released."""
     shape = store.superblock
     geometry = Geometry(shape.layers, shape.blocks)
     try:
@@ -139,26 +158,30 @@ def assemble(store: Store, options: Options) -> Parts:
         visible = np.zeros(shape.blocks, np.bool_)
         core, predictor_name = _core(geometry, slots, options, visible)
         arena, staging, scratch = _memory(shape, slots, options.write_buffers)
-        device, notes = _open_device(options, store.files, arena)
+        device, notes = open_device(options, store.files, arena)
     except BaseException:
         store.release()
         raise
     try:
         catalog, journal = recover(
-            store, device, scratch, options.namespace, visible, scan=options.scan
+            store,
+            device,
+            scratch,
+            options.namespace,
+            visible,
+            scan=options.scan,
+            progress=progress,
         )
         catalog.blocks_max = blocks_under_cap(shape, options.cap_bytes)
+        catalog.mine_max = blocks_under_quota(shape, options.quota_bytes)
         gpu = _open_gpu(options, staging)
     except BaseException:
         device.close()
         store.release()
         raise
-    end = options.write_buffers * shape.extent_bytes
-    buffers = scratch[:end].reshape(options.write_buffers, -1)
-    limits = FlushLimits(options.flush_after_blocks, int(options.flush_after_s * 1e9))
-    commit = Commit(catalog, journal, scratch[end:], staging.nbytes + end, limits)
-    driver = Driver(device, catalog, staging, Writer(catalog, buffers, staging.nbytes, commit))
-    notes = (*notes, *device.notes, *gpu.notes)
+    driver = _driver(options, store, device, catalog, journal, staging, scratch)
+    notes = (*store.notes, *notes, *device.notes, *gpu.notes)
+    hint = "none" if store.read_only else hint_lifetime(store.files, options.ttl_s)
     return Parts(
         store,
         geometry,
@@ -170,9 +193,33 @@ def assemble(store: Store, options: Options) -> Parts:
         core,
         driver,
         predictor_name,
-        hint_lifetime(store.files, options.ttl_s),
+        hint,
         notes,
     )
+
+
+def _driver(
+    options: Options,
+    store: Store,
+    device: StorageDevice,
+    catalog: Catalog,
+    journal: Journal,
+    staging: NDArray[np.uint8],
+    scratch: Arena,
+) -> Driver:
+    """The driver with all that writes, each with its part of the scratch memory."""
+    shape = store.superblock
+    end = options.write_buffers * shape.extent_bytes
+    probes = len(scratch) - shape.stripes * shape.superblock_bytes
+    buffers = scratch[:end].reshape(options.write_buffers, -1)
+    limits = FlushLimits(options.flush_after_blocks, int(options.flush_after_s * 1e9))
+    commit = Commit(catalog, journal, scratch[end:probes], staging.nbytes + end, limits)
+    names = [file.path for file in store.files]
+    paths = Paths(names, catalog, commit, scratch[probes:], staging.nbytes + probes)
+    for path in sorted(store.missing):
+        paths.lose(path)
+    writer = Writer(catalog, buffers, staging.nbytes, commit)
+    return Driver(device, catalog, staging, writer, paths)
 
 
 def _slots(shape: Superblock, geometry: Geometry, staging_bytes: int | None) -> int:
@@ -194,6 +241,7 @@ def _memory(
     are any: scratch for opening)."""
     staging_bytes = slots * shape.slot_bytes
     scratch_bytes = write_buffers * shape.extent_bytes + Commit.region_bytes(shape.header_bytes)
+    scratch_bytes += shape.stripes * shape.superblock_bytes  # for probes of the paths
     arena = aligned_arena(staging_bytes + scratch_bytes, shape.alignment_bytes)
     staging = arena[:staging_bytes].reshape(slots, shape.slot_bytes)
     return arena, staging, arena[staging_bytes:]
@@ -227,7 +275,7 @@ def _core(geometry: Geometry, slots: int, options: Options, visible: Mask) -> tu
     return Core(staging, predictor, planner, options.core), name
 
 
-def _open_device(
+def open_device(
     options: Options, files: Sequence[File], arena: Arena
 ) -> tuple[StorageDevice, tuple[str, ...]]:
     """The device asked for; where io_uring is forbidden `threads`, with the reason as a note."""
@@ -247,11 +295,3 @@ def _open_gpu(options: Options, staging: NDArray[np.uint8]) -> GpuDevice:
     if isinstance(factory, str):
         factory = registry.gpu_device_class(factory)
     return factory(staging, len(staging))
-
-
-def drain(device: StorageDevice) -> None:
-    """Let what is in flight end, within a limit, so that the device can be used alone."""
-    deadline_ns = time.monotonic_ns() + _CLOSE_TIMEOUT_NS
-    while device.in_flight and (patience_ns := deadline_ns - time.monotonic_ns()) > 0:
-        device.wait(patience_ns)  # which may return early, with nothing to reap
-        device.reap()

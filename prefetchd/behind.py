@@ -67,10 +67,10 @@ class Behind:
         self._kept.add(block)
         return True
 
-    def begin(self, block: int, ticket: PutTicket, position: int) -> None:
-        """A kept block is found now, and its put acknowledged."""
+    def begin(self, block: int, owners: list[Owner]) -> None:
+        """A kept block is found now, and these puts of it acknowledged."""
         self.staged += 1
-        self._owners[block] = [(ticket, position)]
+        self._owners[block] = owners
 
     def join(self, block: int, ticket: PutTicket, position: int) -> None:
         """Somebody else has put a block that is found: he, too, is told if it cannot be written."""

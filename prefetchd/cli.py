@@ -2,14 +2,17 @@
 
 Decides names of commands, exit codes and progress bars; all work is done elsewhere.
 
-Exit codes: 0 done, 2 bad input (a trace, an option, a name), 3 this machine or store cannot do
-it, 4 wrong bytes were about to be used (never expected), 130 interrupted.
+Exit codes: 0 done, 1 a check found something, 2 bad input (a trace, an option, a name), 3 this
+machine or store cannot do it, 4 wrong bytes were about to be used (never expected), 130
+interrupted.
 """
 
 from __future__ import annotations
 
 import logging
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Sequence
 
@@ -32,6 +35,7 @@ from prefetchd.layout import LayoutError
 from prefetchd.layout_command import show_layout
 from prefetchd.registry import PLUGIN_PREFIX, RegistryError
 from prefetchd.store import StoreError
+from prefetchd.store_command import store_app
 
 app = typer.Typer(
     help="A predictive staging engine for KV caches on NVMe.",
@@ -41,6 +45,7 @@ app = typer.Typer(
 )
 app.add_typer(replay_app, name="replay")
 app.add_typer(bench_app, name="bench")
+app.add_typer(store_app, name="store")
 app.command("layout")(show_layout)
 
 _BAD_INPUT = (ReplayError, TraceError, LayoutError, RegistryError, ReportError, ValueError)
@@ -76,6 +81,9 @@ def _plugin_fault(error: BaseException) -> str | None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; errors end in one line on stderr and an exit code."""
+    if threading.current_thread() is threading.main_thread():
+        # A service manager's end is an end like any other: what was made for the run is removed.
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         app(arguments)
     except Exception as error:

@@ -13,35 +13,23 @@ payloads flushed before. Copies no payload, moves no bytes, reads no clock.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import numpy as np
 from numpy.typing import NDArray
 
 from prefetchd.catalog import Catalog
-from prefetchd.device import OP, SYNC, WRITE, Ops
+from prefetchd.device import SYNC, WRITE, Ops
 from prefetchd.journal import Journal, Piece
-from prefetchd.model import NO_IDS, Ids
-from prefetchd.pipeline import COMMIT_BIT, WRITE_TAG, ByteCounts, FlushLimits, Job
+from prefetchd.model import Ids
+from prefetchd.pipeline import COMMIT_BIT, ByteCounts, FlushLimits, Job, Phase, Todo, Trouble
 from prefetchd.records import PUBLISH, REMOVE, encode_headers
 
-ROWS = 64
-"""Records of one commit."""
+ROWS = 64  # records of one commit
+GATHER_NS = 10_000_000  # how long a flush waits for payloads that are being written
 _PAUSE_NS = 200_000_000  # after a flush that failed
 
 _FLUSH, _RECORD, _COMPACT = range(3)
 
-
-@dataclass(slots=True)
-class _Under:
-    """The phase under way: what it is about, and what has come of it."""
-
-    phase: int
-    jobs: list[Job] = field(default_factory=list)
-    removals: Ids = field(default_factory=lambda: NO_IDS)
-    left: dict[int, int] = field(default_factory=dict)  # tag: bytes expected
-    wrong: dict[int, int] = field(default_factory=dict)  # number of the operation: its result
-    first: int = 0
+Ended = list[tuple[Job, int]]
 
 
 class Commit:
@@ -58,12 +46,15 @@ class Commit:
         self.catalog = catalog
         self.journal = journal
         self.written = ByteCounts()
-        self.draining = False
-        """Flush whatever is not flushed, however young."""
-        self.hurried = False
-        """The same, once."""
-        self.troubles: list[tuple[str, int]] = []
-        """What failed and with which result (-errno, or a short count), for whoever counts it."""
+        self.draining = self.hurried = False
+        """Flush whatever is not flushed, however young: always, or once."""
+        self.coming = 0
+        """Blocks whose payload is being written; whoever adds them counts them."""
+        self.troubles: list[Trouble] = []
+        """What failed, for whoever counts it."""
+        self.broken: set[int] = set()
+        """Files (paths) on which nothing can be written; what is to be said there waits."""
+        self._stuck: list[int] = []  # removed, and that could not be said
         self._region = region
         self._start = start
         self._limits = limits
@@ -73,10 +64,11 @@ class Commit:
         self._removing: list[int] = []
         self._unsaid: list[int] = []  # removed, and that is written
         self._dirty: set[int] = set()  # files
-        self._under: _Under | None = None
+        self._under: Phase | None = None
         self._compacting: list[Piece | None] = []  # None: a flush
         self._serial = 0
         self._paused_ns = 0
+        self._asked_ns = 0  # since when a flush is asked for; 0: it is not
 
     @staticmethod
     def region_bytes(header_bytes: int) -> int:
@@ -97,8 +89,7 @@ class Commit:
     @property
     def at_risk(self) -> int:
         """Blocks that are found and would not survive a crash."""
-        lists = self._unflushed, self._ready, self._said
-        return sum(job.visible for jobs in lists for job in jobs)
+        return sum(job.visible for job in [*self._unflushed, *self._ready, *self._said])
 
     def add(self, job: Job, now_ns: int) -> None:
         """The payload of a block has been written."""
@@ -111,6 +102,12 @@ class Commit:
         free."""
         self._removing += blocks.tolist()
 
+    def retry(self, file: int) -> None:
+        """What could not be said on this file can be said now."""
+        stripes = self.catalog.superblock.stripes
+        self._removing += [block for block in self._stuck if block % stripes == file]
+        self._stuck = [block for block in self._stuck if block % stripes != file]
+
     # --- what to do next ---
 
     def step(self, now_ns: int) -> Ops | None:
@@ -121,21 +118,21 @@ class Commit:
             return self._compact()
         if self._ready or self._removing:
             return self._record()
-        if self._said or self._unsaid or self._due(now_ns):
+        if self._unsaid or (self._asks(now_ns) and self._gathered(now_ns)):
             return self._flush()
         return None
 
-    def due(self, now_ns: int) -> bool:
-        """Whether `step` would have something to do now."""
-        if self._under is not None or now_ns < self._paused_ns:
-            return False
-        waiting = self._compacting or self._ready or self._removing or self._said or self._unsaid
-        return bool(waiting) or self._due(now_ns)
+    def _gathered(self, now_ns: int) -> bool:
+        """Whether a flush that is asked for waits no more for payloads that could share it."""
+        if not self._asked_ns:
+            self._asked_ns = now_ns
+        return not self.coming or self.hurried or now_ns - self._asked_ns >= GATHER_NS
 
-    def _due(self, now_ns: int) -> bool:
+    def _asks(self, now_ns: int) -> bool:
+        """Whether somebody needs a flush, or what is at risk has reached its bound."""
         waiting = self._unflushed
-        if not waiting:
-            return False
+        if self._said or not waiting:
+            return bool(self._said)
         if self.draining or self.hurried or len(waiting) >= self._limits.blocks:
             return True
         if now_ns - min(job.since_ns for job in waiting) >= self._limits.age_ns:
@@ -143,11 +140,12 @@ class Commit:
         return any(job.durable for job in waiting)
 
     def _flush(self) -> Ops:
-        """All that was written: a flush that is made for one of them covers the others."""
+        # All there is, even what could wait: the files it lies in are clean from here on.
         taken, self._unflushed = self._unflushed, []
         self.hurried = False
-        self._under = _Under(_FLUSH, jobs=taken)
+        self._asked_ns = 0
         files = sorted(self._dirty)
+        self._under = Phase(_FLUSH, taken, files=files)
         self._dirty.clear()
         self.written.flushes += len(files)
         return self._begin([(file, SYNC, 0, 0, 0) for file in files])
@@ -161,13 +159,14 @@ class Commit:
             self._compacting = [*pieces, None, self.journal.head(), None]
             return self._compact()
         del self._removing[:ROWS], self._ready[: len(jobs)]
-        self._under = _Under(_RECORD, jobs, removals)
+        self._under = Phase(_RECORD, jobs, removals)
         blocks = np.array([job.block for job in jobs], np.int64)
         gone, here = self.catalog.say(removals, REMOVE), self.catalog.say(blocks, PUBLISH)
         records = np.concatenate([gone, here])
         rows = encode_headers(records, shape)
         self._region[: rows.size] = rows.reshape(-1)
         files = shape.files(records["block"])
+        self._under.files = [*files.tolist(), 0]
         places = shape.extent_offsets(records["block"])
         size = shape.header_bytes
         todo = [
@@ -183,37 +182,29 @@ class Commit:
         return self._begin(todo)
 
     def _compact(self) -> Ops:
-        self._under = _Under(_COMPACT)
+        self._under = Phase(_COMPACT)
         piece = self._compacting.pop(0)
         if piece is None:
             self.written.flushes += 1
             return self._begin([(0, SYNC, 0, 0, 0)])
         return self._begin([self._piece(piece, 0)])
 
-    def _piece(self, piece: Piece, at: int) -> tuple[int, int, int, int, int]:
+    def _piece(self, piece: Piece, at: int) -> Todo:
         self._region[at : at + len(piece.data)] = piece.data
         self.written.journal += len(piece.data)
         self._dirty.add(0)
         return 0, WRITE, piece.offset, at, len(piece.data)
 
-    def _begin(self, todo: list[tuple[int, int, int, int, int]]) -> Ops:
+    def _begin(self, todo: list[Todo]) -> Ops:
         assert self._under is not None
-        ops = np.zeros(len(todo), OP)
-        columns = np.array(todo, np.int64).reshape(len(todo), 5).T
-        ops["file"], ops["kind"], ops["offset"], ops["memory"], ops["length"] = columns
-        ops["memory"] += self._start
-        serials = np.arange(self._serial, self._serial + len(todo), dtype=np.uint64)
-        ops["tag"] = WRITE_TAG | np.uint64(COMMIT_BIT) | serials
-        self._under.first = self._serial
-        self._under.left = dict(zip(serials.tolist(), columns[4].tolist(), strict=True))
+        ops = self._under.begin(todo, self._start, self._serial)
         self._serial += len(todo)
         return ops
 
     # --- what came of it ---
 
-    def completed(self, tag: int, result: int, now_ns: int) -> list[tuple[Job, int]]:
-        """An operation has ended; the jobs that end with it: each with 0, or what went wrong
-        (-errno, or a short count)."""
+    def completed(self, tag: int, result: int, now_ns: int) -> Ended:
+        """The jobs that end with an operation: each with 0, or -errno, or a short count."""
         serial = tag & (COMMIT_BIT - 1)
         under = self._under
         if under is None or serial not in under.left:
@@ -223,27 +214,27 @@ class Commit:
         if under.left:
             return []
         self._under = None
-        if under.phase == _COMPACT:
+        if under.number == _COMPACT:
             if under.wrong:
                 self._lose_journal(next(iter(under.wrong.values())))
             return []
-        if under.phase == _RECORD:
+        if under.number == _RECORD:
             return self._recorded(under)
-        return self._flush_failed(under, now_ns) if under.wrong else self._flushed(under)
+        return self._flushed(under, now_ns)
 
     def _lose_journal(self, result: int) -> None:
         self.journal.give_up()
         self._compacting = []
-        self.troubles.append(("journal", result))
+        self.troubles.append(Trouble("journal", result, 0))
 
-    def _recorded(self, under: _Under) -> list[tuple[Job, int]]:
-        ended: list[tuple[Job, int]] = []
+    def _recorded(self, under: Phase) -> Ended:
+        ended: Ended = []
         count = len(under.removals)
         rows = count + len(under.jobs)
-        self.troubles += [("header", wrong) for row, wrong in under.wrong.items() if row < rows]
+        self._note("header", {row: what for row, what in under.wrong.items() if row < rows}, under)
         for number, block in enumerate(under.removals.tolist()):
-            if number not in under.wrong:  # else its extent stays out of use
-                self._unsaid.append(block)
+            # What cannot be said keeps its extent out of use.
+            (self._stuck if number in under.wrong else self._unsaid).append(block)
         for number, job in enumerate(under.jobs, count):
             if number not in under.wrong:
                 self._said.append(job)
@@ -254,41 +245,56 @@ class Commit:
             self._lose_journal(failure)
         return ended
 
-    def _flushed(self, under: _Under) -> list[tuple[Job, int]]:
-        ended = [(job, 0) for job in self._said]
-        self._said = []
-        for job, _ in ended:
-            self.catalog.busy[job.block] = False
+    def _note(self, what: str, wrong: dict[int, int], under: Phase) -> None:
+        for number, result in wrong.items():
+            if under.files[number] not in self.broken:
+                self.troubles.append(Trouble(what, result, under.files[number]))
+
+    def _flushed(self, under: Phase, now_ns: int) -> Ended:
+        """What is on the medium is said or told. Of a file that could not be flushed nobody knows:
+        who waited is told."""
+        bad = {under.files[number]: result for number, result in under.wrong.items()}
+        self._note("flush", under.wrong, under)
+        if bad.keys() - self.broken:
+            self._paused_ns = now_ns + _PAUSE_NS
+        shape = self.catalog.superblock
+        if 0 in bad and shape.stripes > 1 and self.journal.generation:
+            self._lose_journal(bad[0])  # the headers on the other paths say it all
         for block in self._unsaid:
-            self.catalog.give_back(block)
-        self._unsaid = []
-        self._ready += under.jobs
+            if block % shape.stripes in bad:
+                self._removing.append(block)
+            else:
+                self.catalog.give_back(block)
+        said, self._said, self._unsaid = self._said, [], []
+        ended: Ended = []
+        for number, job in enumerate([*said, *under.jobs]):
+            is_said = number < len(said)
+            if job.block % shape.stripes in bad:
+                ended += self._not_flushed(job, bad, now_ns, said=is_said)
+            elif is_said:
+                self.catalog.busy[job.block] = False
+                ended.append((job, 0))
+            else:
+                self._ready.append(job)
         return ended
+
+    def _not_flushed(self, job: Job, bad: dict[int, int], now_ns: int, *, said: bool) -> Ended:
+        """What is found is flushed and recorded anew, unless nothing can be written there."""
+        file = job.block % self.catalog.superblock.stripes
+        if job.visible and file not in self.broken:
+            job.since_ns = now_ns
+            self._unflushed.append(job)
+            self._dirty.add(file)
+            return []
+        self._discard(job, said=said)
+        return [(job, bad[file])]
 
     def _discard(self, job: Job, *, said: bool) -> None:
         """Free its extent again; that of a block that can be read goes when nobody reads it."""
         if job.staged or job.visible:
             return
+        self.catalog.busy[job.block] = False
         if said:
             self._removing.append(job.block)
         else:
             self.catalog.give_back(job.block)
-
-    def _flush_failed(self, under: _Under, now_ns: int) -> list[tuple[Job, int]]:
-        """Nobody knows what is on the medium: who waited is told, what is found stays found."""
-        result = next(iter(under.wrong.values()))
-        self.troubles.append(("flush", result))
-        self._paused_ns = now_ns + _PAUSE_NS
-        self._removing += self._unsaid
-        ended: list[tuple[Job, int]] = []
-        for job in [*under.jobs, *self._said]:
-            if job.visible:  # a record of it may be there or not: it is made anew
-                job.since_ns = now_ns
-                self._unflushed.append(job)
-            else:
-                self._discard(job, said=job in self._said)
-                ended.append((job, result))
-        self._said, self._unsaid = [], []
-        files = [job.block % self.catalog.superblock.stripes for job in self._unflushed]
-        self._dirty.update(files)
-        return ended

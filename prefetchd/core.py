@@ -75,6 +75,8 @@ class Core:
         self.planner = planner
         self.limits = limits
         guarded = Guarded(predictor)
+        if staging.eviction.history is not None:
+            guarded.share(staging.eviction.history)
         self._observer = Observer(staging, guarded, planner)
         self.demands = Demands(staging, limits.tickets_max)
         self.foresight = Foresight(staging, guarded, planner, self._observer, limits.candidates)

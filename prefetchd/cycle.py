@@ -12,8 +12,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from prefetchd.history import PLAIN_RANK, Turns, UseHistory, turns_of
-from prefetchd.model import NO_IDS, Geometry, Ids, Mask, Scores, Slots
+from prefetchd.history import PLAIN_RANK, Turns, UseHistory, one_turn, turns_of
+from prefetchd.model import NO_IDS, Codes, Geometry, Ids, Mask, Scores, Slots
 from prefetchd.policy import Eviction
 
 UNHINTED_CHANCE = 0.5
@@ -34,16 +34,19 @@ class Cycle(Eviction):
     def __init__(self, slots: int, geometry: Geometry) -> None:
         super().__init__(slots, geometry)
         layers = geometry.layers
-        self._history = UseHistory(geometry)
-        self._page = np.full(slots, -1, np.int64)
-        self._place = np.zeros(slots, np.int64)  # of the page here, as the history keeps it
-        self._layer = np.full(slots, layers, np.int64)  # `layers` where the slot is empty
+        self.history: UseHistory = UseHistory(geometry)
+        # Where the page here is, as the history keeps it; the page itself while it is new.
+        places = layers * self.history.columns
+        self._place = np.zeros(slots, np.int32 if places < 2**31 else np.int64)
+        self._layer = np.full(slots, layers, np.uint16)  # `layers` where the slot is empty
         self._new = np.zeros(slots, np.uint8)  # DEMANDED or PREFETCHED where a page is new
+        self._any_new = False
         self._chance = np.zeros(slots, np.float32)
         self._stale = np.zeros(layers + 1, np.bool_)  # layers whose chances are to be reckoned
-        rows = layers, self._history.columns
-        self._promise = np.zeros(rows, np.float32)  # by guesses for the layer's turn
-        self._rank = np.zeros(rows, np.float32)  # in the latest turn of its layer
+        self._promise = np.zeros(places, np.float16)  # by guesses for the layer's turn
+        self._promises = self._promise.reshape(layers, -1)
+        # In the latest turn of its layer, in 255ths; of pages that it did not demand, whatever.
+        self._rank = np.zeros(places, np.uint8)
         # discount[now, layer]: 1 for the layer that comes next, least for one a whole step away.
         turns = np.arange(layers)
         wait = (turns[None, :] - turns[:, None] - 1) % layers / layers
@@ -52,33 +55,43 @@ class Cycle(Eviction):
 
     def demanded(self, pages: Ids, scores: Scores | None) -> None:
         self._take_in()
+        one = one_turn(pages, self.geometry)
+        if one is not None:
+            layer, blocks = one
+            places, begun = self.history.demanded_one(layer, blocks)
+            if begun:
+                self._promises[layer] = 0.0
+            self._stale[layer] = True
+            self._rank[places] = PLAIN_RANK if scores is None else rank_shares(scores)
+            return
         for turns, mine in turns_of(pages, self.geometry):
-            places, begun = self._history.demanded(turns)
-            self._promise[begun] = 0.0
-            self._rank[begun] = 0.0
+            places, rows = self.history.demanded(turns)
+            self._promises[rows] = 0.0
             self._stale[turns.layers] = True
-            ranks = PLAIN_RANK if scores is None else rank_shares(scores[mine], turns)
-            self._rank.reshape(-1)[places] = ranks
+            ranks = PLAIN_RANK if scores is None else rank_shares_of(scores[mine], turns)
+            self._rank[places] = ranks
 
     def inserted(self, slots: Slots, pages: Ids, *, prefetched: bool) -> None:
-        self._page[slots] = pages
+        self._place[slots] = pages
         self._new[slots] = PREFETCHED if prefetched else DEMANDED
+        self._any_new = True
 
     def _take_in(self) -> None:
         """Look at all that came since the last time, before anything depends on it."""
-        slots = np.flatnonzero(self._new)
-        if len(slots) == 0:
+        if not self._any_new:
             return
-        promise = self._promise.reshape(-1)
-        layers, places = self._history.locate(self._page[slots])
+        self._any_new = False
+        slots = np.flatnonzero(self._new)
+        layers, places = self.history.locate(self._place[slots].astype(np.int64))
         self._place[slots] = places
         self._layer[slots] = layers
         self._stale[layers] = True
         # A page that came for a demand is wanted, too, until the demand has been shown.
-        wanted = self._history.turns_since(layers, places) > 0
+        wanted = self.history.turns_since(layers, places) > 0
         wanted |= self._new[slots] == PREFETCHED
-        wanted &= promise[places] == 0.0
-        promise[places[wanted]] = UNHINTED_CHANCE
+        if wanted.any():
+            wanted &= self._promise[places] == 0.0
+            self._promise[places[wanted]] = UNHINTED_CHANCE
         self._new[slots] = 0
 
     def touched(self, slots: Slots, pages: Ids, scores: Scores | None) -> None:
@@ -90,9 +103,17 @@ class Cycle(Eviction):
 
     def expected(self, pages: Ids, chances: Scores) -> None:
         self._take_in()
-        layers, places = self._history.locate(pages)
-        self._promise[np.flatnonzero(np.bincount(layers))] = 0.0
-        self._promise.reshape(-1)[places] = chances
+        one = one_turn(pages, self.geometry)
+        if one is not None:
+            layer, blocks = one
+            promises = self._promises[layer]
+            promises[:] = 0.0
+            promises[1 + blocks] = chances
+            self._stale[layer] = True
+            return
+        layers, places = self.history.locate(pages)
+        self._promises[np.flatnonzero(np.bincount(layers))] = 0.0
+        self._promise[places] = chances
         self._stale[layers] = True
 
     def victims(self, count: int, allowed: Mask) -> Slots:
@@ -110,7 +131,7 @@ class Cycle(Eviction):
         return self._discounted(slots) * np.float32(LOSS_SHARE)
 
     def _discounted(self, slots: Slots) -> Scores:
-        discount = self._discount[self._history.layer]
+        discount = self._discount[self.history.layer]
         worth: Scores = self._chance[slots] * discount[self._layer[slots]]
         return worth
 
@@ -119,17 +140,28 @@ class Cycle(Eviction):
         self._take_in()
         if not self._stale.any():
             return
-        slots = np.flatnonzero(self._stale[self._layer])
-        places = self._place[slots]
-        chance = self._history.chance(places, self._rank.take(places))
+        stale = np.flatnonzero(self._stale)
+        layers: Ids | int
+        if len(stale) == 1:
+            layers = int(stale[0])
+            slots = np.flatnonzero(self._layer == layers)
+        else:
+            slots = np.flatnonzero(self._stale.take(self._layer))
+            layers = self._layer[slots].astype(np.int64)
+        places = self._place[slots].astype(np.int64)
+        chance = self.history.chance(layers, places, self._rank.take(places))
         self._chance[slots] = np.maximum(chance, self._promise.take(places))
-        self._stale[:] = False
+        self._stale[stale] = False
 
 
-def rank_shares(scores: Scores, turns: Turns) -> Scores:
-    """For each score the share of its turn's scores that are below it (float32, 0 to 1)."""
-    if len(turns) == 1:
-        return (np.searchsorted(np.sort(scores), scores) / len(scores)).astype(np.float32)
+def rank_shares(scores: Scores) -> Codes:
+    """For each score the share of all scores that are below it, in 255ths."""
+    below = np.sort(scores).searchsorted(scores)
+    return (below * (255 / len(scores)) + 0.5).astype(np.uint8)
+
+
+def rank_shares_of(scores: Scores, turns: Turns) -> Codes:
+    """The same, each score among those of its own turn."""
     # As whole numbers in the same order, the turn in front, all turns are ranked by one fast sort.
     bits = np.ascontiguousarray(scores, np.float32).view(np.int32)
     keys = (turns.which << 32) + (bits ^ (bits >> 31 & 0x7FFFFFFF))
@@ -140,5 +172,4 @@ def rank_shares(scores: Scores, turns: Turns) -> Scores:
     below = np.empty_like(places)
     below[order] = np.maximum.accumulate(places)
     below -= turns.starts[turns.which]
-    shares: Scores = (below / turns.counts[turns.which]).astype(np.float32)
-    return shares
+    return (below * (255 / turns.counts[turns.which]) + 0.5).astype(np.uint8)

@@ -8,25 +8,29 @@ Calls are made by one thread at a time, except `verify`, which needs no lock.
 from __future__ import annotations
 
 import errno
-import logging
 from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from prefetchd.catalog import Catalog
+from prefetchd.depth import DepthMeter
 from prefetchd.device import DONE, OP, Arena, Completions, Ops, StorageDevice
 from prefetchd.hostinfo import errno_name
 from prefetchd.model import Cancel, Completed, Fill, Ids, IoClass, Mask, Read, Slots
-from prefetchd.pipeline import WRITE_TAG
+from prefetchd.paths import Paths
+from prefetchd.pipeline import WRITE_TAG, Trouble, is_probe, path_of_probe
+from prefetchd.places import locate
+from prefetchd.rot import Rot
 from prefetchd.writer import Writer, Written
-
-log = logging.getLogger("prefetchd")
 
 _SLOT_BITS = np.uint64(24)
 SLOTS_MAX = 1 << 24
 _SLOT_MASK = np.uint64(SLOTS_MAX - 1)
 _GENERATION_MASK = np.uint64((1 << 39) - 1)
+REFUSED = -errno.ENODEV
+"""The result of an operation for a path that has failed: it was not tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,49 +43,34 @@ class RawReads:
     whole: Mask  # the device moved all bytes it was asked for
 
 
-@dataclass(slots=True)
-class DepthMeter:
-    """Time-weighted number of operations in flight, over the time when there were any."""
-
-    area_ns: int = 0
-    busy_ns: int = 0
-    _in_flight: int = 0
-    _since_ns: int = 0
-
-    def note(self, in_flight: int, now_ns: int) -> None:
-        if self._in_flight:
-            elapsed_ns = now_ns - self._since_ns
-            self.area_ns += self._in_flight * elapsed_ns
-            self.busy_ns += elapsed_ns
-        self._in_flight, self._since_ns = in_flight, now_ns
-
-    @property
-    def mean(self) -> float:
-        return self.area_ns / self.busy_ns if self.busy_ns else 0.0
-
-
 class Driver:
     """`staging` is the arena's front, shape (slots, slot_bytes)."""
 
     def __init__(
-        self, device: StorageDevice, catalog: Catalog, staging: Arena, writer: Writer
+        self,
+        device: StorageDevice,
+        catalog: Catalog,
+        staging: Arena,
+        writer: Writer,
+        paths: Paths,
     ) -> None:
         self.device = device
         self.catalog = catalog
         self.staging = staging
         self.writer = writer
+        self.paths = paths
+        self.rot = Rot(catalog)
+        self._now_ns = 0
+        self._probing = 0
+        self._writing: dict[int, tuple[int, int]] = {}  # tag: file, bytes expected
         self.depth = DepthMeter()
         self.bytes_read = 0
         self.failures: Counter[str] = Counter()
         self._waiting: list[list[Ops]] = [[] for _ in IoClass]
-        self._cancelled: Completions = np.empty(0, DONE)  # before the device had them
+        self._ended: list[tuple[int, int]] = []  # tag, result: the device never had them
         slots = len(staging)
-        self._ops = np.zeros(slots, OP)  # the read of one page into each slot, but for its offset
-        self._ops["tag"] = np.arange(slots)
-        self._ops["memory"] = np.arange(slots) * staging.shape[1]
-        self._ops["length"] = staging.shape[1]
         # Pages of the operation that begins at a slot: one, but for those joined.
-        self._run = np.ones(slots, np.int64)
+        self._run = np.ones(slots, np.int32)
         self._page = np.zeros(slots, np.int64)
         self._generation = np.zeros(slots, np.int64)
 
@@ -90,17 +79,36 @@ class Driver:
         pages, slots = command.pages, command.slots
         self._page[slots] = pages
         self._generation[slots] = command.generations
-        self.bytes_read += len(pages) * self.staging.shape[1]
+        size = len(pages) * self.staging.shape[1]
+        self.bytes_read += size
         follows = pages[1:] - pages[:-1] == 1
         if follows.any():
             pages, slots = self._joined(pages, slots, follows)
-        ops = self._ops[slots]
+        ops = np.zeros(len(slots), OP)
+        ops["memory"] = slots * self.staging.shape[1]
+        ops["length"] = self.staging.shape[1]
         if len(pages) < len(command.pages):
             ops["length"] *= self._run[slots]
-        generations = self._generation[slots].view(np.uint64) & _GENERATION_MASK
-        ops["tag"] |= generations << _SLOT_BITS
-        ops["file"], ops["offset"] = self.catalog.locate(pages)
+        ops["tag"] = self._tags(slots)
+        ops["file"], ops["offset"] = locate(self.catalog.superblock, pages)
+        self.paths.count_reads(ops, size)
+        if self.paths.down:
+            ops = self._refuse(ops, self.paths.unreadable)
         self._waiting[command.io_class].append(ops)
+
+    def _tags(self, slots: Slots) -> NDArray[np.uint64]:
+        generations = self._generation[slots].view(np.uint64) & _GENERATION_MASK
+        return (generations << _SLOT_BITS) | slots.view(np.uint64)
+
+    def _refuse(self, ops: Ops, shut: Mask) -> Ops:
+        """End at once what is for a path that is shut; return the rest."""
+        refused = shut[ops["file"]]
+        if not refused.any():
+            return ops
+        np.add.at(self.paths.refused, ops["file"][refused], 1)
+        self._ended += [(tag, REFUSED) for tag in ops["tag"][refused].tolist()]
+        rest: Ops = ops[~refused]
+        return rest
 
     def _joined(self, pages: Ids, slots: Slots, follows: Mask) -> tuple[Ids, Slots]:
         """Neighbours on the medium that are neighbours in memory too make one operation: the first
@@ -119,25 +127,32 @@ class Driver:
 
     def write(self, now_ns: int) -> None:
         """Queue what the writer has to do now; `start` hands it to the device."""
-        self._waiting[IoClass.WRITE_BACK] += self.writer.take(now_ns)
+        for ops in self.writer.take(now_ns):
+            for tag, file, length in ops[["tag", "file", "length"]].tolist():
+                self._writing[tag] = file, length
+            passed = self._refuse(ops, self.paths.unwritable) if self.paths.down else ops
+            self._waiting[IoClass.WRITE_BACK].append(passed)
 
     def cancel(self, command: Cancel) -> None:
-        """End reads early: at once if they are still queued here, else as far as the device can;
-        those that began inside a longer run go with it."""
-        generations = self._generation[command.slots].view(np.uint64) & _GENERATION_MASK
-        tags = (generations << _SLOT_BITS) | command.slots.astype(np.uint64)
+        """Reads took too long. End them early: at once if they are still queued here, else as far
+        as the device can; those that began inside a longer run go with it."""
+        late = np.bincount(self._files_of(self._page[command.slots])).tolist()
+        for file, count in enumerate(late):
+            self.paths.failed(file, count, self._now_ns, reading=True)
+        tags = self._tags(command.slots)
         for queue in self._waiting[: IoClass.WRITE_BACK]:
             for place, ops in enumerate(queue):
                 unwanted = np.isin(ops["tag"], tags)
                 queue[place] = ops[~unwanted]
-                ended = np.zeros(np.count_nonzero(unwanted), DONE)
-                ended["tag"] = ops["tag"][unwanted]
-                ended["result"] = -errno.ECANCELED
-                self._cancelled = np.concatenate([self._cancelled, ended])
+                self._ended += [(tag, -errno.ECANCELED) for tag in ops["tag"][unwanted].tolist()]
         self.device.cancel(tags)
 
     def start(self, now_ns: int) -> None:
         """Hand over what is queued, most urgent first, as far as the device has room."""
+        self._now_ns = now_ns
+        if self.paths.uneasy and (probes := self.paths.probes(now_ns)) is not None:
+            self._waiting[IoClass.WRITE_BACK].append(probes)
+            self._probing += len(probes)
         for queue in self._waiting:
             while queue:
                 taken = self.device.submit(queue[0])
@@ -151,9 +166,12 @@ class Driver:
     def reap(self, now_ns: int) -> tuple[RawReads | None, list[Written]]:
         """Take what has ended. Reads still need `verify`; writes are carried on here."""
         completions = self.device.reap()
-        if len(self._cancelled):
-            completions = np.concatenate([completions, self._cancelled])
-            self._cancelled = self._cancelled[:0]
+        if self._ended:
+            completions = np.concatenate([completions, np.array(self._ended, DONE)])
+            self._ended = []
+        self._now_ns = now_ns
+        if self._probing:
+            completions = self._without_probes(completions)
         if len(completions) == 0:
             return None, []
         self.depth.note(self.device.in_flight, now_ns)
@@ -163,28 +181,51 @@ class Driver:
             reads, written = completions[~writing], self._carry_on(completions[writing], now_ns)
         return (self._raw_reads(reads) if len(reads) else None), written
 
+    def _without_probes(self, completions: Completions) -> Completions:
+        tags = completions["tag"].tolist()
+        mine = np.array([is_probe(tag) for tag in tags], np.bool_)
+        for tag, result in completions[mine].tolist():
+            self._probing -= 1
+            self.paths.probed(path_of_probe(tag), result, self._now_ns)
+        rest: Completions = completions[~mine]
+        return rest
+
     def _raw_reads(self, completions: Completions) -> RawReads:
         first = (completions["tag"] & _SLOT_MASK).astype(np.int64)
         # An operation seen twice must not end the next one of its slot.
         begun = self._generation[first].view(np.uint64) & _GENERATION_MASK
         current = begun == completions["tag"] >> _SLOT_BITS
         if not current.all():
-            self._failed("completion seen twice", len(current) - int(np.count_nonzero(current)))
+            twice = len(current) - int(np.count_nonzero(current))
+            self._failed("completion seen twice", count=twice)
             completions, first = completions[current], first[current]
-        runs = self._run[first]
+        runs = self._run[first].astype(np.int64)
         self._run[first] = 1
         lengths = runs * self.staging.shape[1]
         results = completions["result"]
         whole = results == lengths
-        if not whole.all():
-            for result in results[~whole].tolist():
-                self._failed("short read" if result >= 0 else errno_name(result))
+        if not whole.all() or self.paths.uneasy:
+            self._judge_reads(self._files_of(self._page[first]), results, whole)
         slots, each = first, whole
         if len(first) != runs.sum():
             each = np.repeat(whole, runs)
             within = np.arange(len(each)) - np.repeat(np.cumsum(runs) - runs, runs)
             slots = np.repeat(first, runs) + within
         return RawReads(slots, self._page[slots], self._generation[slots], each)
+
+    def _files_of(self, pages: Ids) -> Ids:
+        shape = self.catalog.superblock
+        return shape.files(pages // shape.layers)
+
+    def _judge_reads(self, files: Ids, results: Ids, whole: Mask) -> None:
+        for file, result in zip(files[~whole].tolist(), results[~whole].tolist(), strict=True):
+            if result == REFUSED and self.paths.unreadable[file]:
+                self.failures["path has failed"] += 1
+                continue
+            self._failed("short read" if result >= 0 else errno_name(result), file)
+            if result != -errno.ECANCELED:
+                self.paths.failed(file, 1, self._now_ns, reading=True)
+        self.paths.succeeded(files[whole], reading=True)
 
     def verify(self, reads: RawReads) -> Completed:
         """Check every page that came whole; only a verified page may be read by anyone."""
@@ -195,35 +236,55 @@ class Driver:
             verified = whole.copy()
             good = self.catalog.verify(reads.pages[whole], self.staging, reads.slots[whole])
             verified[whole] = good
-        corrupt = len(good) - int(np.count_nonzero(good))
-        if corrupt:
-            self._failed("checksum mismatch", corrupt)
+        if not good.all():
+            corrupt = reads.pages[whole][~good]
+            self.rot.met(corrupt)
+            for file in self._files_of(corrupt).tolist():
+                self._failed("checksum mismatch", file)
+        if self.rot.suspected:
+            self.rot.passed(reads.pages[verified])
         return Completed(reads.slots, reads.generations, verified)
 
-    def _failed(self, kind: str, count: int = 1) -> None:
-        """Count a failure; say the first of each kind, not the millionth."""
-        first = kind not in self.failures
+    def _failed(self, kind: str, file: int = 0, count: int = 1) -> None:
+        """Count a failure; say the first of each kind and path, not the millionth."""
         self.failures[kind] += count
-        if first:
-            where = self.device.files[0].path
-            log.warning("%s: %s; what it was for is a miss, the rest goes on", where, kind)
+        self.paths.say(kind, file, "what it was for is a miss, the rest goes on")
 
     def _carry_on(self, completions: Completions, now_ns: int) -> list[Written]:
         ended: list[Written] = []
-        for tag, result in zip(
-            completions["tag"].tolist(), completions["result"].tolist(), strict=True
-        ):
-            ended += self.writer.completed(tag, result, now_ns)
         commit = self.writer.commit
-        failed = [("write", end.result) for end in ended if end.block < 0]
-        for what, result in failed + commit.troubles:
-            reason = errno_name(result) if result < 0 else "short write"
-            self._failed(f"{what}: {reason}")
-        commit.troubles.clear()
+        for tag, result in completions.tolist():
+            file, length = self._writing.pop(tag, (0, result))
+            self._judge_write(file, length, result)
+            told = self.writer.completed(tag, result, now_ns)
+            troubles, commit.troubles = commit.troubles, []
+            blamed = troubles[0].file if troubles else file
+            troubles += [Trouble("write", end.result, blamed) for end in told if end.block < 0]
+            for trouble in troubles:
+                reason = errno_name(trouble.result) if trouble.result < 0 else "short write"
+                self._failed(f"{trouble.what}: {reason}", trouble.file)
+            ended += told
         self.write(now_ns)
         return ended
 
+    def _judge_write(self, file: int, length: int, result: int) -> None:
+        if result == length:
+            self.paths.bytes_written[file] += length
+            if self.paths.uneasy:
+                self.paths.succeeded(np.array([file]), reading=False)
+        elif not (result == REFUSED and self.paths.unwritable[file]):
+            self.paths.failed(file, 1, self._now_ns, reading=False)
+
+    def expire(self, now_ns: int) -> list[Written]:
+        """Give up what the device does not write in time."""
+        told = self.writer.expire(now_ns)
+        overdue, self.writer.overdue = self.writer.overdue, []
+        for file in self.catalog.superblock.files(np.array(overdue, np.int64)).tolist():
+            self.paths.failed(file, 1, now_ns, reading=False)
+        return told
+
     @property
     def queued(self) -> bool:
-        """Whether operations wait for the device to have room, or cancelled ones to be reaped."""
-        return any(self._waiting) or len(self._cancelled) > 0
+        """Whether operations wait for the device to have room, or such as it never had for their
+        end to be taken note of."""
+        return any(self._waiting) or bool(self._ended)

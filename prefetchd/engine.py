@@ -82,7 +82,7 @@ class Engine:
             self.clock,
             self._due_ns,
             self._step,
-            lambda: self.core.reading,
+            lambda: driver.device.in_flight,
             lambda ns: driver.device.wait(ns, driver.device.in_flight),
             self.collect,
         )
@@ -245,7 +245,7 @@ class Engine:
             return
         with self.lock:
             now_ns = self.clock()
-            for end in self.driver.writer.expire(now_ns):
+            for end in self.driver.expire(now_ns):
                 self._on_written(end)
             self.driver.write(now_ns)
             self.driver.start(now_ns)

@@ -69,8 +69,12 @@ class Foresight:
             # One that never guesses has no use for the time that learning later would save.
             self._hint_driven = _HINT_DRIVEN_DEMANDS if self._predictor.guesses else 0
             hint = _real(hint, len(self._staging.slot_of))
-        elif isinstance(hint, DoneHint) and len(hint.blocks) and hint.reason not in _REST:
-            self._observer.returns(hint.blocks)
+        elif isinstance(hint, DoneHint):
+            # Its last demands came before its end, or they would look like a new request's.
+            while self._observer.show_next(at_once=True):
+                pass
+            if len(hint.blocks) and hint.reason not in _REST:
+                self._observer.returns(hint.blocks)
         self._predictor.on_hint(hint)
 
     @property

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from prefetchd.records import Words, mixed, multipliers, record_dtype
 
 FORMAT_VERSION = 2
-_MAGIC = b"prefetchd"
+MAGIC = b"prefetchd"
 _MASK64 = 2**64 - 1
 
 
@@ -147,9 +147,10 @@ def namespace_id(namespace: str) -> bytes:
     return xxhash.xxh3_128_digest(b"prefetchd namespace" + namespace.encode())
 
 
-def page_checksum(page: NDArray[np.uint8], seed: int, layer: int) -> int:
+def page_checksum(page: NDArray[np.uint8] | memoryview, seed: int, layer: int) -> int:
     """xxh3-64 of a page's exact bytes, bound to its block by `seed` and to its layer."""
-    return xxhash.xxh3_64_intdigest(page.data, (seed + layer) & _MASK64)
+    data = page if isinstance(page, memoryview) else page.data
+    return xxhash.xxh3_64_intdigest(data, (seed + layer) & _MASK64)
 
 
 # --- superblocks ---
@@ -158,7 +159,7 @@ def page_checksum(page: NDArray[np.uint8], seed: int, layer: int) -> int:
 def encode_superblock(superblock: Superblock) -> NDArray[np.uint8]:
     """One copy, `copy_bytes` long; it belongs at `superblock_place`. Raises FormatError."""
     body = msgspec.msgpack.encode(superblock)
-    text = _MAGIC + len(body).to_bytes(4, "little") + body
+    text = MAGIC + len(body).to_bytes(4, "little") + body
     text += xxhash.xxh3_64_digest(text)
     block = np.zeros(superblock.copy_bytes, np.uint8)
     if len(text) > len(block):
@@ -175,10 +176,10 @@ def superblock_place(superblock: Superblock) -> int:
 def decode_superblock(block: NDArray[np.uint8]) -> Superblock:
     """One copy. Raises FormatError for foreign, damaged or newer bytes."""
     text = block.tobytes()
-    start = len(_MAGIC) + 4
-    if not text.startswith(_MAGIC):
+    start = len(MAGIC) + 4
+    if not text.startswith(MAGIC):
         raise FormatError("it does not begin as a prefetchd store does")
-    end = start + int.from_bytes(text[len(_MAGIC) : start], "little")
+    end = start + int.from_bytes(text[len(MAGIC) : start], "little")
     if xxhash.xxh3_64_digest(text[:end]) != text[end : end + 8]:
         raise FormatError("its superblock is damaged (checksum mismatch)")
     version = msgspec.msgpack.decode(text[start:end]).get("version")

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from prefetchd.assembly import Parts
 from prefetchd.catalog import StoreFullError
 from prefetchd.engine import Engine
-from prefetchd.keys import as_keys
+from prefetchd.lookups import as_keys
 from prefetchd.model import Ids
 from prefetchd.puts import Puts
 from prefetchd.tickets import PutTicket
@@ -39,6 +39,7 @@ class OpenBlocks:
         page_bytes = parts.store.superblock.page_bytes
         self.staged = parts.staging[:, :page_bytes]
         self._fills = parts.core.fills
+        self._read_only = parts.store.read_only
         self._blocks_max = blocks_max
         self._timeout_ns = timeout_ns
         self._open: dict[int, GrowingBlock] = {}
@@ -49,6 +50,8 @@ class OpenBlocks:
     def grow(self, request: int) -> GrowingBlock:
         """Raises GrowError, EngineError."""
         engine = self.engine
+        if self._read_only:
+            raise GrowError("no block can be opened: the store is open for reading only")
         self._check_size()
         deadline_ns = engine.clock() + self._timeout_ns
         opened: list[GrowingBlock] = []

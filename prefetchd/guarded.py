@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+from prefetchd.history import UseHistory
 from prefetchd.model import Access, ChainHint, DoneHint, Feedback, PageHint
 from prefetchd.predictor import Guess, Predictor
 
@@ -26,6 +27,12 @@ class Guarded:
         # One that never guesses needs no turn of its own after a demand.
         self.guesses = type(predictor).predict is not Predictor.predict
         self._takes_several = type(predictor).on_accesses is not Predictor.on_accesses
+
+    def share(self, history: UseHistory) -> None:
+        try:
+            self._predictor.share(history)
+        except Exception as error:
+            self._raise("share", error)
 
     def on_accesses(self, accesses: Sequence[Access]) -> None:
         hook = "on_access"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from prefetchd.history import UseHistory
-from prefetchd.model import Geometry, Ids, Scores
+from prefetchd.model import Geometry, Ids, Mask, Scores
 from prefetchd.odds import Features, Odds
 
 START = (1.5, -3.6)
@@ -27,6 +27,7 @@ class HintOdds:
         self._history = history
         self._odds = Odds(START, PRIOR_SAMPLES)
         self._pending: list[tuple[int, Ids, int] | None] = [None] * geometry.layers
+        self._marks = np.zeros(geometry.blocks, np.bool_)  # all False between calls
         self._curves: dict[int, Scores] = {}  # chance by rank, by pages expected
 
     def chances(self, pages: Ids, layer: int) -> Scores:
@@ -48,17 +49,26 @@ class HintOdds:
         pending = self._pending[layer]
         return pending is not None and pending[0] == self._history.turns(layer)
 
-    def learn(self, layer: int) -> None:
-        """Compare the hint for the turn that `layer` now has with what it demanded, if there is
-        one. May be called at any time between that demand and the layer's next hint."""
+    def learn(self, layer: int, blocks: Ids) -> None:
+        """Compare the hint for the turn of `layer` that comes next with what it demands: `blocks`.
+
+        Only where `foretold`. May be called at any time before the layer's next hint.
+        """
         pending = self._pending[layer]
-        if pending is None or pending[0] == self._history.turns(layer):
-            return
+        assert pending is not None
         self._pending[layer] = None
         _, pages, expected = pending
-        features = _features(len(pages), expected)
-        self._odds.learn(features, self._history.used_this_turn(pages))
+        hinted = pages // self._history.geometry.layers
+        self._odds.learn(_features(len(pages), expected), among(hinted, blocks, self._marks))
         self._curves.clear()
+
+
+def among(blocks: Ids, wanted: Ids, marks: Mask) -> Mask:
+    """Which of `blocks` are in `wanted`. `marks`: room to work in, one a block, all False."""
+    marks[wanted] = True
+    found: Mask = marks[blocks]
+    marks[wanted] = False
+    return found
 
 
 def _features(count: int, expected: int) -> Features:

@@ -5,9 +5,11 @@ layer), of a block (its use by the layers just computed) and how these add up to
 nothing of slots, hints or budgets: eviction and prediction build on the same estimate.
 
 A *turn* is one visit of a layer, which decode makes once a step; a new turn starts whenever the
-demanded layer changes. Memory is 20 bytes a page. A turn costs a few passes over the blocks of one
-layer, all in a row in memory; after it, the estimate of any page is one look-up. Several turns told
-together cost little more than one: what is slow is not the arithmetic but the number of calls.
+demanded layer changes. Memory is 8 bytes a page, one word: its averages as they stood at its latest
+use, and the turn of that. They fade by a known law, so no turn touches what it does not demand, and
+the cost of a turn does not grow with the store. Several turns told together cost little more than
+one: what is slow is not the arithmetic but the number of calls. One turn alone, as decode without
+hints makes them, has a plain way of its own, which leaves the same behind.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from prefetchd.model import Geometry, Ids, Mask, Scores
+from prefetchd.model import Codes, Geometry, Ids, Mask, Scores
 from prefetchd.odds import logistic
 
 HALF_LIVES = (1.0, 4.0, 32.0)
@@ -33,10 +35,18 @@ USE_WEIGHTS = (0.4, 3.6, 1.1)
 HEAT_WEIGHT = 1.4
 NEIGHBOUR_WEIGHT = 0.3
 RANK_WEIGHT = 2.4
-PLAIN_RANK = 0.4
-"""The rank of a demanded page whose scores the engine did not give."""
+PLAIN_RANK = 102
+"""The rank of a demanded page whose scores the engine did not give: 0.4, in 255ths."""
 
-_NEVER = -(1 << 30)
+_FAR = 1 << 15
+"""The age, in turns, of a page never used. Ages are kept modulo 2**16: a sweep every `_SWEEP` turns
+of a layer sees to it that none grows past that."""
+_SWEEP = 1 << 14
+_FADED = 1 << 10
+"""After so many turns nothing is left of a use."""
+_NEAR = np.array([[-1], [0], [1]])
+_WHOLE = np.float32(65535.0)
+"""What stands for 1 in an average's root: 16 bits, of which rounding takes less than 1e-5."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +98,16 @@ def turns_of(pages: Ids, geometry: Geometry) -> list[tuple[Turns, Mask | slice]]
     return [(turns, mine) for mine in pieces for turns, _ in turns_of(pages[mine], geometry)]
 
 
+def one_turn(pages: Ids, geometry: Geometry) -> tuple[int, Ids] | None:
+    """Layer and blocks of `pages`, if these are of one layer and there are any."""
+    if len(pages) == 0:
+        return None
+    blocks = pages // geometry.layers
+    of_page = pages - blocks * geometry.layers
+    layer = int(of_page[0])
+    return (layer, blocks) if (of_page == layer).all() else None
+
+
 def rows_of(layers: Ids) -> Ids | slice:
     """An index of these layers (distinct) among rows: a slice if they follow each other, since what
     is done to a slice is done in place."""
@@ -107,21 +127,26 @@ class UseHistory:
         layers = geometry.layers
         # One column of padding on either side lets every block look at those before and after it.
         self.columns = geometry.blocks + 2
-        self._use = np.zeros((len(HALF_LIVES), layers, self.columns), np.float32)
-        self._odds = np.full(layers * self.columns, BIAS, np.float32)  # without heat
-        self._stale = np.zeros(layers, np.bool_)  # layers whose odds are to be reckoned again
-        self._turn = np.full(layers * self.columns, _NEVER, np.int32)
-        self._turns = np.zeros(layers, np.int32)
+        # A row of four a page, read and written as one word: the roots of its averages right after
+        # its latest use (the estimate needs the roots), and the turn of that use, modulo 2**16.
+        self._words = np.empty(layers * self.columns, np.uint64)
+        self._words.view(np.uint16).reshape(-1, 4)[:] = (0, 0, 0, -_FAR & 0xFFFF)
+        self._turns = np.zeros(layers, np.int64)
+        self._now = np.zeros(layers, np.uint16)  # the same modulo 2**16
         self._heat = np.zeros(geometry.blocks, np.float32)
         self._demand = np.zeros(layers, np.int64)
         self.layer = -1
         """The layer whose turn it is; -1 before the first."""
 
         keep = np.exp2(-1.0 / np.array(HALF_LIVES))
-        self._keep = keep.astype(np.float32)[:, None, None]
-        self._gain = (1.0 - keep).astype(np.float32)[:, None]
-        self._kinds = np.arange(len(HALF_LIVES))[:, None] * self._odds.size  # where `_use` has each
-        self._weights = np.array(USE_WEIGHTS, np.float32)
+        self._gain = (1.0 - keep).astype(np.float32)
+        # What is left of the roots after so many turns, and what that adds to the log odds; the
+        # fourth column drops the turn.
+        left = np.zeros((_FADED + 1, 4), np.float32)
+        left[:-1, :3] = np.sqrt(keep) ** np.arange(_FADED)[:, None] / _WHOLE
+        self._left = left[:, :3].copy()
+        self._left_middle = left[:, 1].copy()
+        self._odds = left * np.array((*USE_WEIGHTS, 0.0), np.float32)
         # What is left of a layer's heat, and of a use in it, by the layers computed since.
         cooled = np.exp(-np.arange(layers + 1) / HEAT_LAYERS)
         self._cooled = cooled.astype(np.float32)
@@ -151,36 +176,85 @@ class UseHistory:
         begun = rows_of(turns.layers[going_on:])
         self._turns[begun] += 1
         self._demand[begun] = 0
-        self._use[:, begun] *= self._keep
         self._heat *= self._cooled[len(turns) - going_on]
+        numbers = self._turns[turns.layers]
+        self._now[turns.layers] = numbers
+        if not (numbers % _SWEEP).all():
+            for layer in turns.layers[going_on:][numbers[going_on:] % _SWEEP == 0].tolist():
+                self._sweep(layer)
 
         new, blocks, counts = places, turns.blocks, turns.counts
-        numbers = self._turns[turns.layers][which]
         if going_on:
-            unused = self._turn[places] != numbers
-            new, blocks, which, numbers = (x[unused] for x in (places, blocks, which, numbers))
+            unused = self._age(turns.layers[which], places) != 0
+            new, blocks, which = places[unused], blocks[unused], which[unused]
             counts = np.bincount(which, minlength=len(turns))
-        self._use.reshape(-1)[new + self._kinds] += self._gain
-        self._turn[new] = numbers
+        self._use(turns.layers[which], new)
         np.add.at(self._heat, blocks, self._heat_gains[: len(turns)][::-1][which])
         self._demand[turns.layers] += counts
-        self._stale[turns.layers] = True
         self.layer = int(turns.layers[-1])
         return places, begun
+
+    def demanded_one(self, layer: int, blocks: Ids) -> tuple[Ids, bool]:
+        """The same for one turn, of one layer: the places, and whether the turn has begun."""
+        places = self.places(blocks, layer)
+        new = places
+        if begun := layer != self.layer or self.geometry.layers == 1:
+            number = int(self._turns[layer]) + 1
+            self._turns[layer] = number
+            self._now[layer] = number & 0xFFFF
+            self._demand[layer] = 0
+            self._heat *= self._cooled[1]
+            self.layer = layer
+            if number % _SWEEP == 0:
+                self._sweep(layer)
+        else:
+            unused = self._age(layer, places) != 0
+            new, blocks = places[unused], blocks[unused]
+        self._use(layer, new)
+        self._heat[blocks] += self._heat_gains[0]
+        self._demand[layer] += len(new)
+        return places, begun
+
+    def _use(self, layers: Ids | int, places: Ids) -> None:
+        """These pages, distinct, are used in the turns that their layers have now."""
+        words = self._words.take(places)
+        rows = words.view(np.uint16).reshape(-1, 4)
+        now = self._now[layers]
+        roots = self._left.take(np.minimum(now - rows[:, 3], _FADED), 0)
+        roots *= rows[:, :3]
+        roots *= roots
+        roots += self._gain
+        np.sqrt(roots, out=roots)
+        roots *= _WHOLE
+        roots += np.float32(0.5)
+        rows[:, :3] = roots
+        rows[:, 3] = now
+        self._words[places] = words
+
+    def _age(self, layers: Ids | int, places: Ids) -> NDArray[np.uint16]:
+        """Turns of its layer since each page was used, modulo 2**16."""
+        used = self._words.take(places).view(np.uint16)[3::4]
+        age: NDArray[np.uint16] = self._now[layers] - used
+        return age
+
+    def _sweep(self, layer: int) -> None:
+        """Keep ages from coming round to where they would look young."""
+        used = self._words.view(np.uint16)[3::4].reshape(-1, self.columns)[layer]
+        used[self._now[layer] - used > _FAR] = int(self._now[layer]) - _FAR & 0xFFFF
 
     def used_this_turn(self, pages: Ids) -> Mask:
         """Which of these pages were demanded in the latest turn of their layer."""
         used: Mask = self.turns_since_use(pages) == 0
         return used
 
-    def turns_since_use(self, pages: Ids) -> NDArray[np.int32]:
-        """Turns of its layer since each page was demanded, 0 in the turn of its demand."""
+    def turns_since_use(self, pages: Ids) -> NDArray[np.uint16]:
+        """Turns of its layer since each page was demanded, 0 in the turn of its demand; of one
+        that was not used for very long, at least 2**15."""
         return self.turns_since(*self.locate(pages))
 
-    def turns_since(self, layers: Ids | int, places: Ids) -> NDArray[np.int32]:
+    def turns_since(self, layers: Ids | int, places: Ids) -> NDArray[np.uint16]:
         """The same for pages that have been located."""
-        turns: NDArray[np.int32] = self._turns[layers] - self._turn[places]
-        return turns
+        return self._age(layers, places)
 
     def turns(self, layer: int) -> int:
         """How many turns the layer has had, the one that is on included."""
@@ -190,32 +264,34 @@ class UseHistory:
         """How many pages the layer demanded in its latest turn, so far."""
         return int(self._demand[layer])
 
-    def chance(self, places: Ids, ranks: Scores | float = 0.0) -> Scores:
+    def chance(self, layers: Ids | int, places: Ids, ranks: Codes) -> Scores:
         """The chance (0..1, float32) that the page of each place is demanded at its layer's next
         turn.
 
-        `ranks`: for pages demanded in this turn, the share of the turn's that scored lower.
+        `ranks` (uint8): of pages demanded in their layer's latest turn, the share of the turn's
+        that scored lower, in 255ths; those of other pages are not looked at.
         """
-        return logistic(self.log_odds(places) + np.float32(RANK_WEIGHT) * ranks)
+        odds, age = self._weigh(layers, places)
+        odds += ranks * np.float32(RANK_WEIGHT / 255) * (age == 0)
+        return logistic(odds)
 
-    def log_odds(self, places: Ids) -> Scores:
+    def log_odds(self, layers: Ids | int, places: Ids) -> Scores:
         """The same estimate before the logistic curve, without the rank."""
-        if self._stale.any():
-            self._reckon()
-        odds: Scores = self._odds.take(places)
-        odds += np.float32(HEAT_WEIGHT) * self._heat.take(places % self.columns - 1)
-        return odds
+        return self._weigh(layers, places)[0]
 
-    def _reckon(self) -> None:
-        stale = rows_of(np.flatnonzero(self._stale))
-        use = self._use[:, stale]
-        middle = use[1]
-        odds = (self._weights @ np.sqrt(use).reshape(len(use), -1)).reshape(middle.shape)
-        near = np.sqrt(middle[:, :-2] + middle[:, 2:])
-        odds[:, 1:-1] += np.float32(NEIGHBOUR_WEIGHT) * near
+    def _weigh(self, layers: Ids | int, places: Ids) -> tuple[Scores, NDArray[np.uint16]]:
+        """The log odds of these pages, and their ages."""
+        words = self._words.take(places + _NEAR)
+        rows = words.view(np.uint16).reshape(3, len(places), 4)
+        age = np.minimum(self._now[layers] - rows[:, :, 3], _FADED)
+        odds: Scores = np.einsum("ij,ij->i", self._odds.take(age[1], 0), rows[1])
+        near = self._left_middle.take(age[::2])
+        near *= rows[::2, :, 1]
+        near *= near
+        odds += np.float32(NEIGHBOUR_WEIGHT) * np.sqrt(near[0] + near[1])
+        odds += np.float32(HEAT_WEIGHT) * self._heat.take(places % self.columns - 1)
         odds += np.float32(BIAS)
-        self._odds.reshape(-1, self.columns)[stale] = odds
-        self._stale[:] = False
+        return odds, age[1]
 
     def heat(self, blocks: Ids) -> Scores:
         """How much the layers just computed used each block: 0 to 1, float32."""

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from prefetchd.catalog import Catalog
 from prefetchd.model import Geometry, Ids, Mask
 from prefetchd.staging import READING, Staging
 from prefetchd.tickets import Ticket
@@ -23,8 +22,6 @@ class Holds:
         self._staging = staging
         self._geometry = geometry
         self._waiting = waiting
-        self._seen = np.zeros(geometry.pages, np.int32)
-        self._order = np.arange(staging.slots, dtype=np.int32)
 
     def blocks(self) -> Mask:
         """Blocks (bool, one a block) whose pages somebody reads, waits for or has on the way."""
@@ -33,11 +30,11 @@ class Holds:
         owned = (staging.pins > 0) | (staging.state == READING)
         held[staging.page_of[owned] // layers] = True
         for ticket in self._waiting.values():
-            held[ticket.pages // layers] = True
+            held[ticket.asked // layers] = True
         return held
 
-    def check_demand(self, pages: Ids, catalog: Catalog) -> None:
-        """Raises ValueError for a demand of unknown, repeated or too many pages."""
+    def check_demand(self, pages: Ids) -> None:
+        """Raises ValueError for a demand of impossible, repeated or too many pages."""
         if pages.ndim != 1:
             raise ValueError(f"pages are a 1-d array of ids, got shape {pages.shape}")
         if len(pages) > self._staging.slots:
@@ -45,10 +42,17 @@ class Holds:
                 f"{len(pages)} pages demanded at once, staging holds {self._staging.slots}; "
                 "raise staging_bytes or ask for fewer pages"
             )
-        if not catalog.all_known(pages):
-            bad = pages[~catalog.known(pages)][0]
-            raise ValueError(f"page {bad} belongs to no block of this store; use lookup() first")
-        order = self._order[: len(pages)]
-        self._seen[pages] = order
-        if (self._seen[pages] != order).any():
+        # Read as unsigned, a negative id is a huge one.
+        if len(pages) and pages.view(np.uint64).max() >= self._geometry.pages:
+            bad = pages[(pages < 0) | (pages >= self._geometry.pages)][0]
+            raise ValueError(
+                f"page {bad} is none of the {self._geometry.pages} of this store; its ids come "
+                "from lookup() and pages()"
+            )
+        if (pages[1:] <= pages[:-1]).any() and not _distinct(pages):
             raise ValueError("a page is demanded twice in one batch; make the ids distinct")
+
+
+def _distinct(pages: Ids) -> bool:
+    ordered = np.sort(pages)
+    return bool((ordered[1:] != ordered[:-1]).all())

@@ -92,10 +92,12 @@ class Medium:
 
 def medium_of(fd: int, path: str) -> Medium:
     """Describe the file behind an open descriptor; `path` is used to find its mount."""
-    mount = _mount_of(path)
+    status = os.fstat(fd)
+    is_device = stat.S_ISBLK(status.st_mode)
+    mount = ("raw device", os.path.realpath(path)) if is_device else _mount_of(path)
     memory, offset = _dio_alignment(fd)
-    if not offset and stat.S_ISREG(os.fstat(fd).st_mode):
-        offset = _logical_block_bytes(os.fstat(fd).st_dev)
+    if not offset and (is_device or stat.S_ISREG(status.st_mode)):
+        offset = _logical_block_bytes(status.st_rdev if is_device else status.st_dev)
     return Medium(mount[0], mount[1], memory, offset)
 
 

@@ -1,8 +1,8 @@
 """Keys: what a token block is called, so that equal prefixes meet and tenants never do.
 
-Decides the hash chain, and what may be given as keys. A block's key hashes its parent's key and
-its own tokens; the first parent is made of the namespace and the layout's fingerprint, so that no
-key of one tenant or geometry is ever one of another.
+Decides the hash chain only. A block's key hashes its parent's key and its own tokens; the first
+parent is made of the namespace and the layout's fingerprint, so that no key of one tenant or
+geometry is ever one of another.
 """
 
 from __future__ import annotations
@@ -14,22 +14,6 @@ import xxhash
 from numpy.typing import NDArray
 
 from prefetchd.layout import Layout
-
-Keys = Sequence[bytes] | NDArray[np.uint8]
-"""16 bytes each: a list, or an array of shape (keys, 16)."""
-
-_KEY_BYTES = 16
-
-
-def as_keys(keys: Keys) -> list[bytes]:
-    """Raises ValueError for keys of another length."""
-    if isinstance(keys, np.ndarray) and keys.ndim == 2 and keys.shape[1] == _KEY_BYTES:
-        raw = np.ascontiguousarray(keys, np.uint8).tobytes()
-        return [raw[at : at + _KEY_BYTES] for at in range(0, len(raw), _KEY_BYTES)]
-    names = [bytes(key) for key in keys]
-    if any(len(name) != _KEY_BYTES for name in names):
-        raise ValueError(f"keys are {_KEY_BYTES} bytes each; see prefetchd.keys")
-    return names
 
 
 def block_keys(

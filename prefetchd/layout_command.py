@@ -10,10 +10,20 @@ from rich.console import Console
 from rich.table import Table
 
 from prefetchd.hf_config import from_config
-from prefetchd.layout import LayoutError
+from prefetchd.layout import Layout, LayoutError
 from prefetchd.presets import PRESETS, preset
 from prefetchd.roofline import roofline
 from prefetchd.units import parse_bytes
+
+
+def layout_of(model: str, dtype: str | None) -> Layout:
+    """Of a preset's name or a path to a config.json. Raises LayoutError."""
+    path = Path(model)
+    if model in PRESETS:
+        return preset(model, dtype=dtype) if dtype else preset(model)
+    if path.exists():
+        return from_config(path, dtype=dtype) if dtype else from_config(path)
+    raise LayoutError(f"{model!r} is no preset and no file; presets: {', '.join(PRESETS)}")
 
 
 def show_layout(
@@ -27,13 +37,7 @@ def show_layout(
     ] = 30.0,
 ) -> None:
     """Show what a model's KV cache takes, and whether dense decode from a drive is possible."""
-    path = Path(model)
-    if model in PRESETS:
-        layout = preset(model, dtype=dtype) if dtype else preset(model)
-    elif path.exists():
-        layout = from_config(path, dtype=dtype) if dtype else from_config(path)
-    else:
-        raise LayoutError(f"{model!r} is no preset and no file; presets: {', '.join(PRESETS)}")
+    layout = layout_of(model, dtype)
     description = layout.describe(alignment)
     table = Table(title=description.title, title_justify="left")
     for number, name in enumerate(description.columns):

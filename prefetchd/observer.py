@@ -78,12 +78,13 @@ class Observer:
         return len(self._unseen) > 0 if at_once else self._unseen.enough
 
     def _show(self, batch: Batch) -> None:
+        """The predictor first: in a history that the policy keeps it finds things as they stood
+        before these demands, and learns from the difference."""
         if batch.accesses:
+            self._predictor.on_accesses(batch.accesses)
             self._show_demands(batch)
         for pages, chances in batch.guesses:
             self._staging.eviction.expected(pages, chances)
-        if batch.accesses:
-            self._predictor.on_accesses(batch.accesses)
 
     def _show_demands(self, batch: Batch) -> None:
         """To the eviction policy, as demanded, and as touched while still in the same slots."""

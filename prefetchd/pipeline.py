@@ -5,14 +5,27 @@ Decides nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
+
+from prefetchd.device import OP, Ops
+from prefetchd.model import NO_IDS, Ids
 
 WRITE_TAG = np.uint64(1 << 63)
 """Set in the tag of every operation of a put."""
 COMMIT_BIT = 1 << 62
 """Set in the tags of commits, beside WRITE_TAG."""
+PROBE_TAG = np.uint64(1 << 63 | 1 << 61)
+"""Set in the tags of probes of paths, without COMMIT_BIT."""
+
+
+def is_probe(tag: int) -> bool:
+    return tag >> 61 == int(PROBE_TAG) >> 61
+
+
+def path_of_probe(tag: int) -> int:
+    return tag & ((1 << 61) - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +49,19 @@ class Waiter:
 
 @dataclass(slots=True)
 class Job:
-    """A block on its way to the medium. `visible`: it is found already. `staged`: its pages came
-    into staging before it was written. `written`: the device has its payload. `deadline_ns`: until
-    then a staged one is waited for. `since_ns`: when it was found, or else written."""
+    """A block on its way to the medium, first through write buffer `buffer`. `visible`: it is found
+    already. `opened`: its extent and its pages in staging were there before the put. `staged`: its
+    pages came into staging before it was written. `written`: the device has its payload.
+    `deadline_ns`: until then a staged one is waited for. `since_ns`: when it was found, or else
+    written."""
 
     block: int
     key: bytes
     waiters: list[Waiter]
     deadline_ns: int
+    buffer: int
+    seed: int
+    opened: bool = False
     visible: bool = False
     staged: bool = False
     written: bool = False
@@ -63,6 +81,45 @@ class Job:
     @property
     def durable(self) -> bool:
         return not self.visible or any(waiter.durable for waiter in self.waiters)
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """A part of a commit that failed: `result` is -errno, or a short count; `file` its path."""
+
+    what: str
+    result: int
+    file: int
+
+
+Todo = tuple[int, int, int, int, int]
+"""One operation of a commit: file, kind, offset, memory, length."""
+
+
+@dataclass(slots=True)
+class Phase:
+    """The phase of a commit that is under way: what it is about, and what has come of it."""
+
+    number: int
+    jobs: list[Job] = field(default_factory=list)
+    removals: Ids = field(default_factory=lambda: NO_IDS)
+    files: list[int] = field(default_factory=list)  # of each operation
+    left: dict[int, int] = field(default_factory=dict)  # tag: bytes expected
+    wrong: dict[int, int] = field(default_factory=dict)  # number of the operation: its result
+    first: int = 0
+
+    def begin(self, todo: list[Todo], start: int, serial: int) -> Ops:
+        """Its operations, with serial numbers from `serial` on in their tags; `start`: where their
+        memory is counted from."""
+        ops = np.zeros(len(todo), OP)
+        columns = np.array(todo, np.int64).reshape(len(todo), 5).T
+        ops["file"], ops["kind"], ops["offset"], ops["memory"], ops["length"] = columns
+        ops["memory"] += start
+        serials = np.arange(serial, serial + len(todo), dtype=np.uint64)
+        ops["tag"] = WRITE_TAG | np.uint64(COMMIT_BIT) | serials
+        self.first = serial
+        self.left = dict(zip(serials.tolist(), columns[4].tolist(), strict=True))
+        return ops
 
 
 @dataclass(slots=True)

@@ -16,6 +16,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from prefetchd.history import UseHistory
 from prefetchd.model import NO_IDS, Geometry, Ids, Mask, Scores, Slots
 
 
@@ -27,6 +28,8 @@ class Eviction:
     """
 
     name: ClassVar[str] = ""
+    history: UseHistory | None = None
+    """What it keeps of all demands, if it does, for a predictor to read as well."""
 
     def __init__(self, slots: int, geometry: Geometry) -> None:
         self.slots = slots

@@ -22,6 +22,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from prefetchd.history import UseHistory
 from prefetchd.model import (
     NO_IDS,
     Access,
@@ -75,6 +76,11 @@ class Predictor:
         if "on_access" in vars(cls) and "on_accesses" not in vars(cls):
             # An inherited short cut would pass by the new hook.
             cls.on_accesses = Predictor.on_accesses  # type: ignore[method-assign]
+
+    def share(self, history: UseHistory) -> None:
+        """Called before all else, where the eviction policy keeps such a history: read it instead
+        of keeping one alike. It is told of a demand right after `on_access` of the same demand, or
+        `on_accesses` of the same batch."""
 
     def on_access(self, access: Access) -> None:
         """Pages were demanded."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +19,9 @@ from prefetchd.behind import Behind, why_not
 from prefetchd.catalog import StoreFullError
 from prefetchd.driver import Driver
 from prefetchd.engine import Engine
+from prefetchd.filling import Fillers, threads_for_copies
 from prefetchd.model import Mask
-from prefetchd.pipeline import Waiter
+from prefetchd.pipeline import Job, Waiter
 from prefetchd.records import NEVER_NS
 from prefetchd.room import Room
 from prefetchd.tickets import PutTicket
@@ -49,26 +51,37 @@ def puts_of(engine: Engine, parts: Parts, options: Options, held: Callable[[], M
         engine,
         parts.driver,
         held,
-        parts.store.directories,
+        parts.store.folders,
         options.floor_bytes,
         evict=options.evict_blocks,
+        lease_ns=int(options.lease_s * 1e9),
+        read_only=parts.store.read_only,
     )
     admission = Admission(options.admission, max(1024, parts.geometry.blocks))
     limits = PutLimits(
         int(options.demand_timeout_s * 1e9), int(options.put_timeout_s * 1e9), options.ttl_s
     )
-    return Puts(engine, parts.driver, room, admission, limits)
+    shape = parts.store.superblock
+    fillers = Fillers(options.put_threads or threads_for_copies(), shape.extent_bytes)
+    return Puts(engine, parts.driver, room, admission, fillers, limits)
 
 
 class Puts:
     def __init__(
-        self, engine: Engine, driver: Driver, room: Room, admission: Admission, limits: PutLimits
+        self,
+        engine: Engine,
+        driver: Driver,
+        room: Room,
+        admission: Admission,
+        fillers: Fillers,
+        limits: PutLimits,
     ) -> None:
         self._engine = engine
         self._driver = driver
         self.room = room
         self.behind = Behind(engine, driver, room)
         self.admission = admission
+        self.fillers = fillers
         self._room_timeout_ns = limits.room_timeout_ns
         self._write_timeout_ns = limits.write_timeout_ns
         self._ttl_s = limits.ttl_s
@@ -81,23 +94,23 @@ class Puts:
         """Raises ValueError for a wrong shape, level or time, EngineError when stopped."""
         rows = self.as_pages(pages, len(names))
         expires_ns = self._expiry(self._ttl_s if ttl_s is None else ttl_s)
-        engine, writer = self._engine, self._driver.writer
+        engine, binding = self._engine, self._driver.catalog.binding
         number, ticket = self._begin(len(names), durability)
-        for position, key in enumerate(names):
+        seeds = binding.seeds(np.frombuffer(b"".join(names), "V16")).tolist()
+        left = iter(range(len(names)))
+        try:
+            with self.fillers.shift() as shift:
+                for position in left:
+                    waiter = self._waiter(number, position, durability)
+                    job = self._reserved(waiter, names[position], seeds[position])
+                    if job is not None:
+                        task = partial(self._fill, job, rows[position], expires_ns)
+                        shift.do(task, last=position == len(names) - 1)
+        except BaseException:
             with engine.lock:
-                waiter = self._waiter(number, position, durability)
-                if self._answered(waiter, key) or self._refused(waiter, key):
-                    continue
-            engine.wait(self.room.ready, engine.clock() + self._room_timeout_ns)
-            with engine.lock:
-                engine.check()
-                waiter = self._waiter(number, position, durability)
-                if self._answered(waiter, key):
-                    continue  # somebody else put it meanwhile
-                if not writer.full:
-                    self._put_block(waiter, key, rows[position], expires_ns)
-                else:
-                    self._fail(waiter, _LOST if writer.lost else _BUSY)
+                for position in left:
+                    self._settle(number, position, -1, "the put was interrupted")
+            raise
         engine.wake()
         return ticket
 
@@ -135,12 +148,59 @@ class Puts:
             if writer.full:
                 self._fail(waiter, _LOST if writer.lost else _BUSY)
                 return ticket, False
-            writer.stage(waiter, key, self.behind.bytes_of(opened), expires_ns, opened)
-            if not waiter.durable:
-                self._acknowledge(waiter, opened)
-            self._move()
+            pages = self.behind.bytes_of(opened)
+            job = writer.reserve(waiter, key, self._driver.catalog.binding.seed(key), opened)
+            self._fill(job, pages, expires_ns)
         engine.wake()
         return ticket, True
+
+    def _reserved(self, waiter: Waiter, key: bytes, seed: int) -> Job | None:
+        """Room for a block; None if it needs or gets none."""
+        engine, writer = self._engine, self._driver.writer
+        with engine.lock:
+            if self._answered(waiter, key) or self._refused(waiter, key):
+                return None
+        engine.wait(self.room.ready, engine.clock() + self._room_timeout_ns)
+        with engine.lock:
+            engine.check()
+            if self._answered(waiter, key):
+                return None  # somebody else put it meanwhile
+            if writer.full:
+                self._fail(waiter, _LOST if writer.lost else _BUSY)
+                return None
+            try:
+                return writer.reserve(waiter, key, seed)
+            except StoreFullError as error:
+                self._fail(waiter, str(error))
+                return None
+
+    def _fill(self, job: Job, rows: NDArray[np.uint8], expires_ns: int) -> None:
+        """Without the lock: copying takes longer than everything else there is to do."""
+        checksums = None
+        try:
+            checksums = self._driver.writer.fill(job, rows)
+        finally:
+            with self._engine.lock:
+                for end in self._driver.writer.filled(job, checksums, expires_ns):
+                    self.written(end)
+                self._engine.check()
+                if checksums is not None and not job.given_up:
+                    self._acknowledge(job)
+                self._move()
+
+    def _acknowledge(self, job: Job) -> None:
+        """Whoever put it fast waits no more once staging has its bytes: it is found from here on,
+        unless an earlier write of its key, given up, has just ended well."""
+        writer = self._driver.writer
+        if all(waiter.durable for waiter in job.waiters) or self._driver.catalog.find(job.key) >= 0:
+            return
+        if not job.opened and not self.behind.take(job.block):
+            self.behind.waited += 1
+            return
+        fast = writer.show(job, self._engine.clock())
+        self.behind.begin(job.block, [(self._open[w.put], w.position) for w in fast])
+        for waiter in fast:
+            self._settle(waiter.put, waiter.position, job.block)
 
     def _waiter(self, number: int, position: int, durability: str) -> Waiter:
         deadline_ns = self._engine.clock() + self._write_timeout_ns
@@ -188,26 +248,6 @@ class Puts:
         self._settle(waiter.put, waiter.position, -1)
         return True
 
-    def _put_block(
-        self, waiter: Waiter, key: bytes, rows: NDArray[np.uint8], expires_ns: int
-    ) -> None:
-        try:
-            block = self._driver.writer.stage(waiter, key, rows, expires_ns)
-        except StoreFullError as error:
-            self._fail(waiter, str(error))
-            return
-        if not waiter.durable and self.behind.take(block):
-            self._acknowledge(waiter, block)
-        elif not waiter.durable:
-            self.behind.waited += 1
-        self._move()
-
-    def _acknowledge(self, waiter: Waiter, block: int) -> None:
-        """A block put fast has its bytes in staging: it is found from here on."""
-        self._driver.writer.show(block, self._engine.clock())
-        self.behind.begin(block, self._open[waiter.put], waiter.position)
-        self._settle(waiter.put, waiter.position, block)
-
     def _move(self) -> None:
         now_ns = self._engine.clock()
         self._driver.write(now_ns)
@@ -229,6 +269,7 @@ class Puts:
 
     def _settle(self, put: int, position: int, block: int, failure: str = "") -> None:
         ticket = self._open[put]
-        ticket.settle(position, block, failure)
+        stamp = int(self._driver.catalog.stamps[block]) if block >= 0 else 0
+        ticket.settle(position, block, failure, stamp)
         if ticket.done:
             del self._open[put]

@@ -24,7 +24,6 @@ class Reads:
         self._planner = planner
         self._counters = counters
         self._timeout_ns = timeout_ns
-        self._order = np.arange(1, staging.slots + 1, dtype=np.int32)
         self.in_flight = 0
         """Reads that are waited for."""
         self.given_up = 0
@@ -39,7 +38,7 @@ class Reads:
         generations = staging.generation[slots] + 1
         staging.generation[slots] = generations
         staging.issued_ns[slots] = now_ns
-        staging.ahead[slots] = self._order[: len(slots)] + self.in_flight
+        staging.ahead[slots] = np.arange(self.in_flight + 1, self.in_flight + 1 + len(slots))
         self.in_flight += len(slots)
         self._planner.spend(len(slots))
         deadline_ns = now_ns + self._timeout_ns

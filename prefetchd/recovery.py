@@ -30,7 +30,16 @@ from prefetchd.journal import (
     unpack,
 )
 from prefetchd.model import Ids, Mask
-from prefetchd.records import PUBLISH, REMOVE, Records, decode_headers, encode_headers, record_dtype
+from prefetchd.records import (
+    PUBLISH,
+    REMOVE,
+    Records,
+    decode_headers,
+    encode_headers,
+    mixed,
+    multipliers,
+    record_dtype,
+)
 from prefetchd.store import Store, StoreError
 from prefetchd.transfers import operations, transfer
 
@@ -53,13 +62,15 @@ def recover(
     scan: bool = False,
     progress: Progress | None = None,
 ) -> tuple[Catalog, Journal]:
-    """Prove that the device writes and reads, mark the store in use, find what it holds.
+    """Prove that the device writes and reads, mark the store in use, find what it holds. Of a store
+    that is only read nothing is proved or written; what is found is mended in memory.
 
     `arena` is scratch inside the device's arena, at least one extent long; `visible` (all False)
     is the catalog's from here on. `scan`: do not believe the journal. Raises StoreError.
     """
     closed = store.superblock
-    store.mark(device, arena, clean=False)
+    if not store.read_only:
+        store.mark(device, arena, clean=False)
     shape = store.superblock
     binding = Binding(namespace_id(namespace), shape.fingerprint, shape.page_bytes)
     catalog = Catalog(shape, binding, visible)
@@ -94,6 +105,7 @@ class _Found:
         self.seen = np.zeros(blocks, np.bool_)
         self.occupied = np.zeros(blocks, np.bool_)
         self._header_sequence = np.zeros(blocks, np.uint64)
+        self._away = np.isin(np.arange(self._shape.stripes), sorted(store.missing))
 
     # --- the journal ---
 
@@ -113,7 +125,18 @@ class _Found:
             )
             return None
         newest(self.table, self.seen, records)
+        if self._has_doubles():
+            log.info("store %s: blocks were put twice while a path was away", self._store.where)
+            return None
         return Journal(self._shape, generation, pages, count)
+
+    def _has_doubles(self) -> bool:
+        """Whether two blocks may have one key: a hash of it is enough to tell."""
+        held = self.table["kind"] == PUBLISH
+        names = [np.ascontiguousarray(self.table[name][held]) for name in ("key", "namespace")]
+        words = np.concatenate([name.view("<u4").reshape(-1, 4) for name in names], axis=1)
+        hashes = mixed(words.astype(np.uint64) @ multipliers(8))
+        return len(np.unique(hashes)) < len(hashes)
 
     def _journal_pages(self, generation: int, pages: int | None = None) -> tuple[Records, bool]:
         """Its records, and whether all pages could be read. `pages` None: until nothing comes."""
@@ -153,14 +176,15 @@ class _Found:
             log.warning("store %s: its journal is gone; its headers are all there is", self._where)
         self._scan()
         self._forget_doubles()
-        self._mend()
         journal = Journal(self._shape, generation, 0, 0)
+        if self._store.read_only:
+            return journal
+        self._mend()
         if self.occupied.any():  # a journal would not say what lies there; look again next time
             journal.give_up()
             return journal
         live = self.table[self.table["kind"] == PUBLISH]
-        pieces = journal.snapshot(live, min(len(self._arena), _CHUNK_BYTES))
-        if not (self._write(pieces) and self._write([journal.head()])):
+        if not write_journal(self._device, self._arena, journal, live):
             log.warning("store %s: its journal cannot be written; it goes on without", self._where)
             journal.give_up()
         return journal
@@ -182,8 +206,9 @@ class _Found:
             self._header_sequence[blocks[good]] = records["sequence"][good]
             newest(self.table, self.seen, records[good])
             lost = blocks[~whole]
+            away = np.count_nonzero(self._away[shape.files(lost)])
             self.occupied[lost] = self.table["kind"][lost] != PUBLISH
-            unread += len(lost)
+            unread += len(lost) - int(away)
             self._progress(start + len(blocks), shape.blocks)
         if unread:
             log.warning(
@@ -214,6 +239,7 @@ class _Found:
         """Write the headers that say less than the journal; what cannot be written is left alone,
         and so is its extent."""
         newer = self.seen & (self.table["sequence"] != self._header_sequence) & ~self.occupied
+        newer &= ~self._away[self._shape.files(np.arange(self._shape.blocks))]
         stale: Ids = np.flatnonzero(newer)
         size = self._shape.header_bytes
         batch = max(1, min(len(self._arena), _CHUNK_BYTES) // size)
@@ -225,23 +251,10 @@ class _Found:
             ops = operations(self._device, rows, WRITE, offsets, files)
             failed = transfer(self._device, ops) != size
             self.occupied[blocks[failed]] = True
-        for file in range(self._shape.stripes if len(stale) else 0):
-            self._sync(file)
+        for file in np.flatnonzero(~self._away).tolist() if len(stale) else []:
+            _sync(self._device, self._arena, file)
 
     # --- bytes ---
-
-    def _sync(self, file: int) -> bool:
-        ops = operations(self._device, self._arena[:0].reshape(1, 0), SYNC, np.zeros(1, int), file)
-        return int(transfer(self._device, ops)[0]) == 0
-
-    def _write(self, pieces: list[Piece]) -> bool:
-        for piece in pieces:
-            row = self._arena[: len(piece.data)].reshape(1, -1)
-            row[0] = piece.data
-            ops = operations(self._device, row, WRITE, np.array([piece.offset]))
-            if int(transfer(self._device, ops)[0]) != len(piece.data):
-                return False
-        return self._sync(0)
 
     def _read(
         self, rows: NDArray[np.uint8], offsets: NDArray[np.int64], files: NDArray[np.int64]
@@ -250,7 +263,7 @@ class _Found:
         ops = operations(self._device, rows, READ, offsets, files)
         whole = np.zeros(len(rows), np.bool_)
         for _ in range(2):
-            left = np.flatnonzero(~whole)
+            left = np.flatnonzero(~whole & ~self._away[files])
             if len(left) == 0:
                 break
             again = ops[left]
@@ -263,3 +276,24 @@ class _Found:
             worst = int(results.min())
             self._reason = errno_name(worst) if worst < 0 else "short read"
         return whole
+
+
+def write_journal(device: StorageDevice, arena: Arena, journal: Journal, records: Records) -> bool:
+    """Begin a new generation of the journal with these records; whether it is on the medium."""
+    pieces = journal.snapshot(records, min(len(arena), _CHUNK_BYTES))
+    return _write(device, arena, pieces) and _write(device, arena, [journal.head()])
+
+
+def _write(device: StorageDevice, arena: Arena, pieces: list[Piece]) -> bool:
+    for piece in pieces:
+        row = arena[: len(piece.data)].reshape(1, -1)
+        row[0] = piece.data
+        ops = operations(device, row, WRITE, np.array([piece.offset]))
+        if int(transfer(device, ops)[0]) != len(piece.data):
+            return False
+    return _sync(device, arena, 0)
+
+
+def _sync(device: StorageDevice, arena: Arena, file: int) -> bool:
+    ops = operations(device, arena[:0].reshape(1, 0), SYNC, np.zeros(1, int), file)
+    return int(transfer(device, ops)[0]) == 0

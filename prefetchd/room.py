@@ -1,9 +1,9 @@
 """Room in the store: its byte cap, the floor of free space, blocks whose time is over, eviction.
 
-Decides which blocks go and when writing stops. A block goes in this order: nobody finds it, its
-staged pages are dropped, the medium is told, and only then is its extent free; so neither a reader
-nor a crash can meet old bytes under a new key. Blocks that somebody holds stay until they are let
-go of. Writes nothing itself.
+Decides which blocks go, which are kept for whoever has asked for them, and when writing stops. A
+block goes in this order: nobody finds it, its staged pages are dropped, the medium is told, and
+only then is its extent free; so neither a reader nor a crash can meet old bytes under a new key.
+Blocks that somebody holds stay until they are let go of. Writes nothing itself.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from prefetchd.engine import Engine
 from prefetchd.format import Superblock
 from prefetchd.model import NO_IDS, Forgotten, Ids, Mask
 from prefetchd.records import PUBLISH
-from prefetchd.store_folder import StoreError
+from prefetchd.store_place import StoreError
 
 log = logging.getLogger("prefetchd")
 
@@ -47,9 +47,25 @@ def blocks_under_cap(shape: Superblock, cap_bytes: int | None) -> int:
     return min(blocks, shape.blocks)
 
 
+def blocks_under_quota(shape: Superblock, quota_bytes: int | None) -> int:
+    """How many blocks fit under a namespace's quota. Raises StoreError if none does."""
+    if quota_bytes is None:
+        return shape.blocks
+    if quota_bytes < shape.extent_bytes:
+        raise StoreError(
+            f"a quota of {quota_bytes} bytes holds no block: a block takes {shape.extent_bytes} "
+            "bytes; raise quota_bytes"
+        )
+    return min(quota_bytes // shape.extent_bytes, shape.blocks)
+
+
 class Room:
     """`held`: which blocks (bool, one a block) somebody reads or waits for. All methods are
-    called under the engine's lock, or take it."""
+    called under the engine's lock, or take it.
+
+    Blocks under lease are not evicted while they are at most half of what there may be, and there
+    is another to evict: so no lease makes a put fail.
+    """
 
     def __init__(
         self,
@@ -60,26 +76,45 @@ class Room:
         floor_bytes: int,
         *,
         evict: bool,
+        lease_ns: int = 0,
+        read_only: bool = False,
     ) -> None:
         self.wall_ns = time.time_ns
         self.evicted = 0
         self.expired = 0
+        self.leases_cut = 0
+        """Blocks that were evicted although somebody had a lease on them."""
+        self.rotten = 0
+        """Blocks removed because a page of theirs had rotted."""
         self.stopped = ""
         """Why nothing is written, in words; empty when all is well."""
+        if read_only:
+            self.stopped = "the store is open for reading only"
+        self._read_only = read_only
         self._engine = engine
         self._driver = driver
         self._held = held
         self._folders = folders
+        self._where = folders[0] if folders else driver.paths.names[0]
         self._floor_bytes = floor_bytes
         self._evicts = evict
-        blocks = driver.catalog.superblock.blocks
-        self._batch = max(1, min(_BATCH_MAX, blocks // _BATCH_SHARE))
+        self._lease_ns = lease_ns
+        self._leased_until_ns = np.zeros(driver.catalog.superblock.blocks, np.int64)
         self._leaving = NO_IDS  # hidden, and still held
         self._looked_ns = -_LOOK_NS
 
+    def lease(self, blocks: Ids) -> None:
+        """Somebody has learnt of these blocks, or uses them: keep them for a while."""
+        self._leased_until_ns[blocks] = self._engine.clock() + self._lease_ns
+
     def tidy(self) -> None:
-        """Let go of what has expired, and of what somebody held when it did."""
+        """Let go of what has expired or rotted, and of what somebody held when it did."""
         catalog = self._driver.catalog
+        if self._driver.rot.rotten:
+            self._note_rot(np.array(self._driver.rot.take(), np.int64))
+        if catalog.discarded:
+            older, catalog.discarded = np.array(catalog.discarded), []
+            self._leaving = np.concatenate([self._leaving, older])
         due = self.wall_ns() >= catalog.next_expiry_ns if catalog.may_expire else False
         if due:
             over = catalog.expired(self.wall_ns())
@@ -93,9 +128,24 @@ class Room:
 
     def leave(self, block: int) -> None:
         """A block that is not found (any more) goes, once nobody holds it."""
-        if block not in self._leaving:
-            self._leaving = np.append(self._leaving, block)
+        discarded = self._driver.catalog.discarded
+        if block not in self._leaving and block not in discarded:
+            discarded.append(block)
         self.tidy()
+
+    def _note_rot(self, blocks: Ids) -> None:
+        catalog = self._driver.catalog
+        blocks = blocks[catalog.index.stored(blocks)]
+        if len(blocks) and not self.rotten:
+            log.warning(
+                "store %s: block %d has failed its checksum in two reads and is removed, so that "
+                "it can be put again; others like it are only counted",
+                self._where,
+                blocks[0],
+            )
+        self.rotten += len(blocks)
+        catalog.hide(blocks)
+        self._leaving = np.concatenate([self._leaving, blocks])
 
     def ready(self) -> bool:
         """Whether the next put can be decided: there is a buffer and an extent, or never will be.
@@ -127,23 +177,54 @@ class Room:
         """Whether there is anything to evict; it is then on its way out."""
         catalog = self._driver.catalog
         self._engine.handle(Forgotten(NO_IDS))
-        count = max(self._batch, catalog.blocks_used - catalog.blocks_max)
-        victims = catalog.victims(count, self._held())
+        mine = catalog.quota_full
+        used, most = catalog.blocks_used, catalog.blocks_max
+        if mine:
+            used, most = catalog.mine_used, catalog.mine_max
+        count = max(1, min(_BATCH_MAX, most // _BATCH_SHARE), used - most)
+        held = self._held()
+        leased = self._leased(held, most // 2)
+        victims = catalog.victims(count, held | leased, mine=mine)
+        on_its_way = catalog.busy.any() and not self._driver.writer.given_up
+        if len(victims) == 0 and not on_its_way:  # else that can be evicted in a moment
+            victims = catalog.victims(count, held, mine=mine)
+        self._note_cut(victims)
         catalog.hide(victims)
         self.evicted += len(victims)
         self._remove(victims)
         return len(victims) > 0
 
+    def _leased(self, held: Mask, most: int) -> Mask:
+        """Blocks that are kept since somebody has a lease on them: no more than `most`, those used
+        last, so that what is put can stay as well."""
+        leased: Mask = (self._leased_until_ns > self._engine.clock()) & ~held
+        excess = int(np.count_nonzero(leased)) - most
+        if excess > 0:
+            leased[self._driver.catalog.least_used(leased, excess)] = False
+        return leased
+
+    def _note_cut(self, victims: Ids) -> None:
+        cut = int(np.count_nonzero(self._leased_until_ns[victims] > self._engine.clock()))
+        if cut and not self.leases_cut:
+            log.warning(
+                "blocks are evicted that were looked up a short while ago, since half the store is "
+                "under such leases: it is too small for what is asked of it at once"
+            )
+        self.leases_cut += cut
+
     def _remove(self, blocks: Ids) -> None:
         if len(blocks) == 0:
             return
+        self._leased_until_ns[blocks] = 0
         driver = self._driver
         layers = driver.catalog.superblock.layers
         pages = blocks[:, None] * layers + np.arange(layers)
         self._engine.handle(Forgotten(pages.reshape(-1)))
+        if self._read_only:
+            return
         said = driver.catalog.table["kind"][blocks] == PUBLISH
         driver.writer.commit.remove(blocks[said])
-        for block in blocks[~said].tolist():
+        for block in blocks[~said].tolist():  # the medium says nothing of them
             driver.catalog.give_back(block)
         self._move()
 
@@ -153,16 +234,19 @@ class Room:
         self._driver.start(now_ns)
 
     def shrink(self) -> None:
-        """Evict what a byte cap no longer allows."""
+        """Evict what a byte cap or a quota no longer allows."""
         catalog = self._driver.catalog
         with self._engine.lock:
-            if catalog.blocks_used > catalog.blocks_max:
+            if catalog.mine_used > catalog.mine_max and not self._read_only:
+                self._evict()
+            used = catalog.blocks_used - self._driver.writer.commit.removing
+            if used > catalog.blocks_max and not self._read_only:
                 self._evict()
 
     def writable(self) -> bool:
         """Whether the floor of free space is kept; asked at most once a second."""
         now_ns = self._engine.clock()
-        if self._floor_bytes and now_ns - self._looked_ns >= _LOOK_NS:
+        if self._floor_bytes and not self._read_only and now_ns - self._looked_ns >= _LOOK_NS:
             self._looked_ns = now_ns
             before, self.stopped = self.stopped, self._short_of_space()
             if self.stopped and not before:
@@ -173,6 +257,8 @@ class Room:
 
     def _short_of_space(self) -> str:
         for folder in self._folders:
+            if not folder.exists():
+                continue  # its path is away
             status = os.statvfs(folder)
             free = status.f_bavail * status.f_frsize
             if free < self._floor_bytes:

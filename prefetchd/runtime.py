@@ -8,23 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from prefetchd import store, store_making
-from prefetchd.assembly import Options, Parts, assemble
+from prefetchd.assembly import Options, Parts
 from prefetchd.engine import Engine
 from prefetchd.growing import GrowingBlock, OpenBlocks
 from prefetchd.holds import Holds
 from prefetchd.hostinfo import Medium
-from prefetchd.keys import Keys, as_keys
-from prefetchd.layout import Layout
+from prefetchd.lookups import Found, Keys, Stamps, as_keys
 from prefetchd.model import Demanded, Hint, Hinted, Ids, Ready, Scores
 from prefetchd.puts import puts_of
 from prefetchd.stats import Stats, take_stats
@@ -71,15 +66,20 @@ class Runtime:
     def lookup(self, keys: Keys) -> Ids:
         """Block indices (int64) of the longest known prefix of `keys` (16 bytes each).
 
-        They are these keys' until they have not been used for so long that they are evicted, or
-        until they expire; asking for them again is safe at any time.
+        They stay these keys' for `Options.lease_s`, as far as possible. To be sure, use `find`.
         """
+        return self.find(keys).blocks
+
+    def find(self, keys: Keys) -> Found:
+        """As `lookup`, with stamps: a demand that gives them too gets these keys' bytes or none."""
         names = as_keys(keys)
         with self.engine.lock:
             self.room.tidy()
-            blocks = self._parts.catalog.prefix(names)
-            self._parts.catalog.touch(blocks)
-            return blocks
+            catalog = self._parts.catalog
+            blocks = catalog.index.prefix(names)
+            catalog.touch(blocks)
+            self.room.lease(blocks)
+            return Found(blocks, catalog.stamps[blocks])
 
     def pages(self, blocks: Ids, layer: int) -> Ids:
         """Page ids (int64) of one layer of these blocks."""
@@ -91,13 +91,18 @@ class Runtime:
         self,
         pages: Ids,
         *,
+        stamps: Stamps | None = None,
         request: int = 0,
         scores: Scores | None = None,
         timeout_s: float | None = None,
     ) -> Ticket:
         """Ask for pages (int64, distinct) now; they stay in staging until the ticket is released.
 
-        Raises ValueError for repeated or unknown pages, or more than staging can hold at once.
+        A page of a block that is gone, or not there yet, is missing at once. `stamps` (int64, one a
+        page): of the blocks that are meant, from `find`; a page whose block has another in its
+        place is then missing, too.
+
+        Raises ValueError for repeated or impossible ids, or more than staging can hold at once.
         """
         pages = np.array(pages, np.int64)  # a copy: the caller may write the next ids into its own
         engine = self.engine
@@ -107,10 +112,13 @@ class Runtime:
             if engine.core.reading:
                 engine.collect()  # what has arrived is not late
             with engine.lock:
-                ticket = self._open_ticket(pages)
+                ticket = self._open_ticket(pages, stamps)
+                asked = ticket.asked
+                if scores is not None and len(asked) < len(pages):
+                    scores = scores[ticket.fresh]
                 deadline_ns = engine.clock() + timeout_ns
                 try:
-                    engine.handle(Demanded(ticket.number, pages, deadline_ns, request, scores))
+                    engine.handle(Demanded(ticket.number, asked, deadline_ns, request, scores))
                 except BaseException:
                     self._tickets.pop(ticket.number, None)
                     raise
@@ -120,12 +128,20 @@ class Runtime:
             engine.wake()
         return ticket
 
-    def _open_ticket(self, pages: Ids) -> Ticket:
+    def _open_ticket(self, pages: Ids, stamps: Stamps | None) -> Ticket:
         self.room.tidy()
-        self._holds.check_demand(pages, self._parts.catalog)
-        self._parts.catalog.touch(pages // self.geometry.layers)
+        catalog = self._parts.catalog
+        self._holds.check_demand(pages)
+        fresh = None if stamps is None else catalog.unchanged(pages, stamps)
+        if fresh is None and not catalog.index.all_known(pages):
+            fresh = catalog.index.known(pages)
+        if fresh is not None and fresh.all():
+            fresh = None
         self._numbers += 1
-        ticket = Ticket(self.engine, self._parts.gpu, self._staged, self._numbers, pages)
+        ticket = Ticket(self.engine, self._parts.gpu, self._staged, self._numbers, pages, fresh)
+        blocks = ticket.asked // self.geometry.layers
+        catalog.touch(blocks)
+        self.room.lease(blocks)
         self._tickets[ticket.number] = ticket
         return ticket
 
@@ -229,6 +245,7 @@ class Runtime:
             clean = writer.idle
         finally:
             self.engine.stop()
+            self._puts.fillers.stop()
             self._parts.close(clean=clean)
 
     def __enter__(self) -> Self:
@@ -258,41 +275,3 @@ class Runtime:
         traceback: TracebackType | None,
     ) -> None:
         await asyncio.to_thread(self.__exit__, kind, error, traceback)
-
-
-def open_runtime(
-    path: str | Path | None,
-    layout: Layout | None = None,
-    *,
-    blocks: int | None = None,
-    fill: bool = True,
-    paths: Sequence[str | Path] = (),
-    options: Options | None = None,
-) -> Runtime:
-    """Open the store at `path`, creating it for `blocks` blocks of `layout` if there is none.
-
-    `paths`: further folders for a store that is to be made, best on other drives; its blocks are
-    dealt out among them. A store that is there knows its own.
-
-    `path` None keeps everything in this process's memory (device `memory`): for tests and tries.
-    Raises StoreError, DeviceError, GpuError, RegistryError, each saying what to do.
-    """
-    options = options or Options()
-    if path is None:
-        if layout is None or blocks is None:
-            raise store.StoreError("a store in memory needs a layout and a number of blocks")
-        opened = store.in_memory(layout, blocks)
-        if options.device == "uring":
-            options = replace(options, device="memory")
-        return Runtime(assemble(opened, options), options)
-    directory = Path(path)
-    if not store.exists(directory) and layout is not None and blocks is not None:
-        store_making.create(directory, layout, blocks, fill=fill, paths=[Path(p) for p in paths])
-    parts = assemble(store.open_store(directory, layout), options)
-    if blocks not in (None, parts.geometry.blocks):
-        note = (
-            f"{blocks} blocks were asked for, but the store was made for {parts.geometry.blocks} "
-            "and keeps that size; erase the folder to make it anew"
-        )
-        parts = replace(parts, notes=(note, *parts.notes))
-    return Runtime(parts, options)

@@ -19,7 +19,7 @@ FREE, READING, READY, ABANDONED = range(4)
 _KEPT_SHARE_MAX = 0.5  # of the slots: what a predictor may ask to hold
 _RESERVE_MAX, _RESERVE_SHARE = 8, 1 / 256  # slots kept free for demands
 _VICTIMS_SPARE = 8
-_VICTIMS_LOW, _VICTIMS_HIGH = 16, 32  # chosen ahead of time; fewer than that: choose anew
+_VICTIMS_AHEAD, _VICTIMS_SHARE = 32, 1 / 1024  # chosen ahead of time: to choose is to weigh all
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +69,14 @@ class Staging:
         self.source = np.zeros(slots, np.uint8)
         self.kept = np.zeros(slots, np.bool_)
         self.keeping = False  # whether any is kept
-        self._free = np.arange(slots - 1, -1, -1, dtype=np.int64)  # a stack; lowest slot on top
+        self._free = np.arange(slots - 1, -1, -1, dtype=np.int32)  # a stack; lowest slot on top
         self._free_count = slots
         self.reserve = min(_RESERVE_MAX, int(slots * _RESERVE_SHARE))
         self._spare = 0  # the same for prefetches; none before the first
         self._queue: Slots = np.empty(0, np.int64)  # victims lined up, worst first
+        self._few = int(slots * _VICTIMS_SHARE)  # used so far, they say that others may be worse
+        self._ahead = max(_VICTIMS_AHEAD, self._few)
+        self._lined_up = 0  # when they were chosen
         self._queue_worth: Scores | None = None  # one a victim, if the policy has an opinion
         self._untold: list[_Came | _Gone] = []  # not yet shown to the policy
 
@@ -90,9 +93,11 @@ class Staging:
         """
         beyond = self._free_count - self.reserve - self._spare
         for_demands, lacking = max(0, self.reserve - self._free_count), max(0, -beyond)
-        if for_demands or beyond + len(self._queue) < _VICTIMS_LOW:
+        stale = for_demands > 0 and self._lined_up - len(self._queue) >= self._few
+        if stale or beyond + len(self._queue) < self._ahead // 2:
             self.tell()
-            self._queue = self.eviction.victims(lacking + _VICTIMS_HIGH, self.evictable())
+            self._queue = self.eviction.victims(lacking + self._ahead, self.evictable())
+            self._lined_up = len(self._queue)
             self._queue_worth = self.eviction.worth(self._queue)
         if lacking == 0:
             return NONE_EVICTED, NO_MASK
@@ -130,7 +135,7 @@ class Staging:
             free = max(0, free - self.reserve)
             if io_class == IoClass.PREFETCH:
                 self._spare = self.reserve
-                if confidence is not None and len(pages) <= free <= _VICTIMS_HIGH:
+                if confidence is not None and len(pages) <= free <= self._ahead:
                     pages = pages[: self._worthwhile(confidence)]
         if len(pages) <= free:
             slots, evicted = self._take_free(len(pages)), NONE_EVICTED
@@ -162,7 +167,8 @@ class Staging:
 
     def _take_free(self, count: int) -> Slots:
         self._free_count -= count
-        return self._free[self._free_count : self._free_count + count][::-1].copy()
+        taken = self._free[self._free_count : self._free_count + count]
+        return taken[::-1].astype(np.int64)
 
     def _evict(self, victims: Slots) -> Evicted:
         """Part readable, unpinned slots from their pages; the caller fills or frees the slots."""

@@ -11,12 +11,14 @@ from numpy.typing import NDArray
 from prefetchd.assembly import Parts
 from prefetchd.engine import Engine
 from prefetchd.model import Outcome, Verdict
+from prefetchd.paths import PathStats
 from prefetchd.puts import Puts
 
 
 class StoreWrites(msgspec.Struct, frozen=True):
     """What was written, and what became of blocks; `msgspec.json.encode` takes it.
 
+    `blocks_rotten`: removed because a page was no longer what was written, in two reads of it.
     `blocks_at_risk`: found, and not yet on the medium: what a crash would take now. Of the blocks
     put fast, `blocks_staged` were found at once, `blocks_waited` once they were written, since
     staging had no room; `blocks_lost` were found and could not be written. `blocks_open`: growing.
@@ -31,7 +33,9 @@ class StoreWrites(msgspec.Struct, frozen=True):
     blocks_admitted: int
     blocks_refused: int
     blocks_evicted: int
+    leases_cut: int
     blocks_expired: int
+    blocks_rotten: int
     blocks_at_risk: int
     blocks_staged: int
     blocks_waited: int
@@ -62,6 +66,7 @@ class Stats:
     outcomes: dict[str, int]
     prefetch: dict[str, int]
     failures: dict[str, int]
+    paths: tuple[PathStats, ...]
     hints_dropped: int
     retried: int
     failed: int
@@ -92,7 +97,9 @@ def _store_writes(parts: Parts, puts: Puts, blocks_open: int) -> StoreWrites:
         blocks_admitted=writer.admitted,
         blocks_refused=puts.admission.refused,
         blocks_evicted=puts.room.evicted,
+        leases_cut=puts.room.leases_cut,
         blocks_expired=puts.room.expired,
+        blocks_rotten=puts.room.rotten,
         blocks_at_risk=writer.at_risk,
         blocks_staged=puts.behind.staged,
         blocks_waited=puts.behind.waited,
@@ -131,6 +138,7 @@ def take_stats(parts: Parts, engine: Engine, puts: Puts, blocks_open: int) -> St
             **verdicts,
         },
         failures=dict(driver.failures),
+        paths=driver.paths.stats(),
         hints_dropped=engine.hints_dropped,
         retried=counters.retried,
         failed=counters.failed,

@@ -1,16 +1,14 @@
-"""The NVMe tier's files: opening, marking and closing them.
+"""The NVMe tier's files: marking and closing them.
 
-Decides how a store lives on one or several paths, and tells people what is wrong with it. Which
-block lies where is the catalog's; what bytes mean is the format's; what is found again after a
-close or a crash is the recovery's; moving bytes is the device's.
+Decides what a store is while it is open, and how it is marked. How it is opened is
+`store_opening`'s; which block lies where is the catalog's; what bytes mean is the format's; what is
+found again after a close or a crash is the recovery's; moving bytes is the device's.
 """
 
 from __future__ import annotations
 
-import mmap
-import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,23 +18,19 @@ import numpy as np
 from prefetchd.device import READ, SYNC, WRITE, Arena, File, StorageDevice
 from prefetchd.format import (
     FORMAT_VERSION,
-    FormatError,
     Superblock,
     encode_superblock,
-    newest_superblock,
     superblock_place,
 )
-from prefetchd.hostinfo import Medium, medium_of
+from prefetchd.hostinfo import Medium
 from prefetchd.journal import Journal
 from prefetchd.layout import Layout
-from prefetchd.store_folder import StoreError, close_all, take_lock, told
+from prefetchd.store_place import StoreError, close_all
 from prefetchd.transfers import operations, refused, transfer
 
-__all__ = ["Store", "StoreError", "exists", "in_memory", "open_store", "plan_superblock"]
+__all__ = ["Store", "StoreError", "in_memory", "plan_superblock"]
 
-EXTENTS_NAME = "extents.dat"
 _EXTENT_BYTES_MAX = 1 << 30  # one operation carries a whole extent
-_FRONT_BYTES = 1 << 18  # both superblocks, at any alignment
 
 
 @dataclass(slots=True)
@@ -49,6 +43,10 @@ class Store:
     files: list[File]
     medium: Medium
     locks: list[int]
+    missing: frozenset[int] = frozenset()
+    """Files that are not there; their descriptors are -1."""
+    read_only: bool = False
+    notes: tuple[str, ...] = ()
 
     @property
     def superblock(self) -> Superblock:
@@ -58,6 +56,11 @@ class Store:
     def where(self) -> str:
         return str(self.directories[0]) if self.directories else "memory"
 
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """Those of its places that are folders, and so have a file system."""
+        return tuple(place for place in self.directories if place.is_dir())
+
     def mark(
         self,
         device: StorageDevice,
@@ -65,12 +68,16 @@ class Store:
         *,
         clean: bool,
         journal: tuple[int, int, int] = (0, 0, 0),
+        without: Collection[int] = (),
     ) -> None:
         """Write every superblock anew, flush it, read it back and compare. Raises StoreError.
 
-        The copy of the last time stays as it is, so that a torn write costs nothing.
+        The copy of the last time stays as it is, so that a torn write costs nothing. `without`:
+        files to be left out.
         """
         for number, old in enumerate(self.superblocks):
+            if number in self.missing or number in without:
+                continue
             shape = msgspec.structs.replace(
                 old, clean=clean, epoch=old.epoch + 1, journal=journal if number == 0 else (0, 0, 0)
             )
@@ -97,10 +104,17 @@ class Store:
                 "the medium or its driver is broken, use another path"
             )
 
-    def mark_clean(self, device: StorageDevice, arena: Arena, journal: Journal) -> None:
-        """The last thing before `release`: everything written is on the medium."""
+    def mark_clean(
+        self,
+        device: StorageDevice,
+        arena: Arena,
+        journal: Journal,
+        without: Collection[int] = (),
+    ) -> None:
+        """The last thing before `release`: everything written is on the medium. `without`: files
+        that cannot be written; what was to be said of their blocks is in the journal."""
         try:
-            self.mark(device, arena, clean=True, journal=journal.state)
+            self.mark(device, arena, clean=True, journal=journal.state, without=without)
         except StoreError as error:
             raise StoreError(
                 f"store {self.where}: closing it failed, so it is not marked clean; blocks stored "
@@ -152,96 +166,3 @@ def of_memory(superblocks: list[Superblock]) -> Store:
     """A store whose files a device in memory holds (for tests: `superblocks` as found there)."""
     files = [File(-1, "memory", shape.file_bytes) for shape in superblocks]
     return Store((), superblocks, files, Medium("none", "memory", 1, 1), [])
-
-
-def open_store(directory: Path, layout: Layout | None = None) -> Store:
-    """Take ownership of a store and read its superblocks.
-
-    Raises StoreError: missing, foreign, damaged, newer, of another layout, cut short, owned by
-    another process, not permitted, O_DIRECT not offered; or one of its files swapped.
-    """
-    files: list[File] = []
-    locks: list[int] = []
-    try:
-        first, medium = _open_file(directory, files, locks)
-        if first.stripe:
-            raise StoreError(
-                f"{directory} holds part {first.stripe + 1} of {first.stripes} of a store; open "
-                "the folder of its first part"
-            )
-        _check_layout(directory, first, layout)
-        superblocks = [first]
-        folders = [directory, *map(Path, first.paths[1:])]
-        for number, folder in enumerate(folders[1:], 1):
-            part, _ = _open_file(folder, files, locks)
-            if (part.store_id, part.stripe) != (first.store_id, number):
-                raise StoreError(
-                    f"store {directory}: {folder} should hold its part {number + 1}, but holds "
-                    f"{_described(part, first)}; put the right folder in its place"
-                )
-            superblocks.append(part)
-        return Store(tuple(folders), superblocks, files, medium, locks)
-    except BaseException:
-        close_all([*(file.fd for file in files), *locks])
-        raise
-
-
-def _described(part: Superblock, first: Superblock) -> str:
-    if part.store_id != first.store_id:
-        return "a part of another store"
-    return f"its part {part.stripe + 1}"
-
-
-def _open_file(directory: Path, files: list[File], locks: list[int]) -> tuple[Superblock, Medium]:
-    """What is opened is appended to `files` and `locks`, also if this raises."""
-    with told(directory):
-        path = directory / EXTENTS_NAME
-        if not path.exists():
-            raise StoreError(f"there is no store in {directory}; create one first")
-        locks.append(take_lock(directory))
-        fd = os.open(path, os.O_RDWR | os.O_DIRECT)
-        files.append(File(fd, str(path), 0))
-        shape = _read_superblock(fd, directory)
-        medium = medium_of(fd, str(path))
-        _check_alignment(directory, shape, medium)
-        files[-1] = File(fd, str(path), shape.file_bytes, medium.alignment_bytes)
-        return shape, medium
-
-
-def exists(directory: Path) -> bool:
-    return (directory / EXTENTS_NAME).exists()
-
-
-def _read_superblock(fd: int, directory: Path) -> Superblock:
-    with mmap.mmap(-1, _FRONT_BYTES) as memory:
-        length = os.preadv(fd, [memory], 0)
-        front = np.frombuffer(memory[:length], np.uint8)
-    try:
-        shape = newest_superblock(front)
-    except (FormatError, msgspec.DecodeError) as error:
-        raise StoreError(f"{directory} cannot be opened as a store: {error}") from error
-    size = os.fstat(fd).st_size
-    if size < shape.file_bytes:
-        raise StoreError(
-            f"store {directory} is cut short: {size} of {shape.file_bytes} bytes are there; "
-            "restore the file or erase the folder"
-        )
-    return shape
-
-
-def _check_layout(directory: Path, shape: Superblock, layout: Layout | None) -> None:
-    if layout is not None and shape.fingerprint != layout.fingerprint():
-        raise StoreError(
-            f"store {directory} was made for another layout: {shape.layers} pages of "
-            f"{shape.page_bytes} bytes a block (fingerprint {shape.fingerprint.hex()[:8]}), asked "
-            f"for {layout.name} with {layout.layers} pages of {layout.page_bytes} bytes "
-            f"({layout.fingerprint().hex()[:8]}); name the right layout or use another folder"
-        )
-
-
-def _check_alignment(directory: Path, shape: Superblock, medium: Medium) -> None:
-    if shape.alignment_bytes % medium.alignment_bytes:
-        raise StoreError(
-            f"store {directory} is aligned to {shape.alignment_bytes} bytes, but here the device "
-            f"needs {medium.alignment_bytes}; create the store anew on this device"
-        )

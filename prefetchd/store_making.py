@@ -1,4 +1,4 @@
-"""Making a store: one preallocated file in each of its folders.
+"""Making a store: one preallocated file in each of its folders, or a device of its own.
 
 Decides what a new file holds and what is left behind when it cannot be made: nothing. Refuses to
 know how a store is used.
@@ -9,14 +9,25 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from prefetchd.format import FormatError, Superblock, encode_superblock, superblock_place
 from prefetchd.hostinfo import medium_of
 from prefetchd.journal import Journal
 from prefetchd.layout import Layout
-from prefetchd.store import EXTENTS_NAME, exists, plan_superblock
-from prefetchd.store_folder import StoreError, close_all, take_lock, told
+from prefetchd.raw import check_free, size_bytes
+from prefetchd.store import plan_superblock
+from prefetchd.store_opening import exists
+from prefetchd.store_place import (
+    StoreError,
+    close_all,
+    data_path,
+    is_raw,
+    open_data,
+    take_lock,
+    told,
+)
 
 _FILL_BYTES = 1 << 22
 
@@ -24,64 +35,118 @@ Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all)."""
 
 
+@dataclass(slots=True)
+class _Place:
+    """Where a part goes: `fd` is -1 until there is a file; `made`: the file is ours to remove."""
+
+    path: Path
+    data: Path
+    fd: int = -1
+    lock: int = -1
+    made: bool = False
+
+    def create(self) -> None:
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_DIRECT
+        self.fd = os.open(self.data, flags, 0o600)
+        self.made = True
+
+
 def create(
     directory: Path,
     layout: Layout,
-    blocks: int,
+    blocks: int | None,
     *,
     fill: bool,
     paths: Sequence[Path] = (),
+    size: int | None = None,
+    raw: bool = False,
+    force: bool = False,
     progress: Progress | None = None,
-) -> None:
+) -> Superblock:
     """Make a store: preallocated, and written once if `fill`, so that reads touch the medium.
 
-    `paths`: further folders, best on other drives; block b lies in folder b % (1 + len(paths)).
-    Raises StoreError: no such parent, no space, not writable, a store is there already.
+    `blocks`, or as many as `size` bytes of all files together hold. `paths`: further folders, best
+    on other drives; block b lies in folder b % (1 + len(paths)). `raw`: each of them may be a block
+    device (or a file in its stead) that holds its part directly; `force`: even if something else
+    lies there. Raises StoreError: no such parent, no space, not writable, a store is there already.
     """
     folders = [directory, *paths]
     if len({path.absolute() for path in folders}) < len(folders):
         raise StoreError(f"store {directory}: a folder is named twice; name each drive once")
-    locks: list[int] = []
-    made: list[Path] = []
+    places: list[_Place] = []
     try:
         for folder in folders:
             with told(folder):
-                folder.mkdir(exist_ok=True)
-                if exists(folder):
-                    raise StoreError(f"store {folder} exists already; open it, or erase the folder")
-                locks.append(take_lock(folder))
-        shape = plan_superblock(layout, blocks, _alignment_of(folders), folders)
-        for number, folder in enumerate(folders):
-            with told(folder):
-                made.append(folder / EXTENTS_NAME)
-                _write_new(made[-1], shape.of_stripe(number), fill=fill, progress=progress)
+                places.append(_Place(folder, data_path(folder, raw=raw)))
+                _claim(places[-1], force=force)
+        alignment = max(map(_alignment_of, places))
+        if blocks is None:
+            blocks = _blocks_for(layout, size or 0, alignment, folders)
+        shape = plan_superblock(layout, blocks, alignment, folders)
+        for number, place in enumerate(places):
+            with told(place.path):
+                _write_new(place, shape.of_stripe(number), fill=fill, progress=progress)
     except BaseException:
-        for path in made:
-            path.unlink(missing_ok=True)
+        for place in places:
+            if place.made:
+                place.data.unlink(missing_ok=True)
         raise
     finally:
-        close_all(locks)
+        close_all([fd for place in places for fd in (place.fd, place.lock)])
+    return shape
 
 
-def _alignment_of(folders: Sequence[Path]) -> int:
-    """What direct access to a file in each of these folders keeps to."""
-    largest = 0
-    for folder in folders:
-        path = folder / EXTENTS_NAME
-        with told(folder):
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_DIRECT, 0o600)
-            try:
-                largest = max(largest, medium_of(fd, str(path)).alignment_bytes)
-            finally:
-                os.close(fd)
-                path.unlink()
-    return largest
+def _blocks_for(layout: Layout, size: int, alignment: int, folders: Sequence[Path]) -> int:
+    """How many blocks a store of `size` bytes has. Raises StoreError if it has none."""
+    count = len(folders)
+    low, high = count, max(count, size // plan_superblock(layout, count, alignment).extent_bytes)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if _bytes_of(plan_superblock(layout, middle, alignment, folders)) <= size:
+            low = middle
+        else:
+            high = middle - 1
+    least = _bytes_of(plan_superblock(layout, low, alignment, folders))
+    if least > size:
+        raise StoreError(f"{size} bytes hold no store of this layout; it takes at least {least}")
+    return low
 
 
-def _write_new(path: Path, shape: Superblock, *, fill: bool, progress: Progress | None) -> None:
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_DIRECT, 0o600)
+def _bytes_of(shape: Superblock) -> int:
+    return sum(shape.of_stripe(number).file_bytes for number in range(shape.stripes))
+
+
+def _claim(place: _Place, *, force: bool) -> None:
+    """Make sure that nobody else has anything there."""
+    if is_raw(place.path):
+        check_free(place.path, force=force)
+    else:
+        place.path.mkdir(exist_ok=True)
+        if exists(place.path):
+            raise StoreError(f"store {place.path} exists already; open it, or erase the folder")
+    place.lock = take_lock(place.path)
+    if is_raw(place.path):
+        place.fd = open_data(place.path, raw=True, read_only=False)
+
+
+def _alignment_of(place: _Place) -> int:
+    """What direct access there keeps to."""
+    with told(place.path):
+        if place.fd < 0:
+            place.create()
+        return medium_of(place.fd, str(place.data)).alignment_bytes
+
+
+def _write_new(place: _Place, shape: Superblock, *, fill: bool, progress: Progress | None) -> None:
+    fd = place.fd
     try:
-        os.posix_fallocate(fd, 0, shape.file_bytes)
+        if place.made:
+            os.posix_fallocate(fd, 0, shape.file_bytes)
+        elif size_bytes(fd) < shape.file_bytes:
+            raise StoreError(
+                f"{place.path} has {size_bytes(fd)} bytes, the store needs {shape.file_bytes} "
+                "there; ask for fewer blocks"
+            )
         with mmap.mmap(-1, max(_FILL_BYTES, shape.superblock_bytes)) as memory:
             # The journal is filled in any case: a commit must not wait for the file system's own.
             filled = 0 if fill else shape.journal_offset
@@ -89,12 +154,12 @@ def _write_new(path: Path, shape: Superblock, *, fill: bool, progress: Progress 
             if shape.stripe == 0:
                 head = Journal(shape, *shape.journal).head()
                 _write(fd, memory, head.data.tobytes(), head.offset)
+            # What an earlier store left must not be taken for the other copy.
+            _write(fd, memory, bytes(shape.superblock_bytes), 0)
             _write(fd, memory, encode_superblock(shape).tobytes(), superblock_place(shape))
         os.fsync(fd)
     except FormatError as error:
-        raise StoreError(f"store {path.parent} cannot be made: {error}") from error
-    finally:
-        os.close(fd)
+        raise StoreError(f"store {place.path} cannot be made: {error}") from error
 
 
 def _write(fd: int, memory: mmap.mmap, data: bytes, offset: int) -> None:

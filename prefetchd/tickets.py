@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from prefetchd.engine import Engine
 from prefetchd.gpu import GpuDevice, Push
-from prefetchd.model import Codes, Ids, Mask, Ready, Slots
+from prefetchd.lookups import Stamps
+from prefetchd.model import Codes, Ids, Mask, Outcome, Ready, Slots
 
 
 class PageMissing(Exception):  # noqa: N818  (it is an answer, not a fault)
@@ -83,9 +84,18 @@ class Ticket(_Awaitable):
     """
 
     def __init__(
-        self, engine: Engine, gpu: GpuDevice, staged: NDArray[np.uint8], number: int, pages: Ids
+        self,
+        engine: Engine,
+        gpu: GpuDevice,
+        staged: NDArray[np.uint8],
+        number: int,
+        pages: Ids,
+        fresh: Mask | None = None,
     ) -> None:
+        """`fresh`: which of the pages are asked for (None: all); the others could not be had."""
         super().__init__(engine)
+        self.fresh = fresh
+        self.asked = pages if fresh is None else pages[fresh]
         self._gpu = gpu
         self._staged = staged  # (slots, page_bytes), read-only
         self.number = number
@@ -99,7 +109,7 @@ class Ticket(_Awaitable):
         return self._ready is not None
 
     def resolve(self, ready: Ready) -> None:
-        self._ready = ready
+        self._ready = ready if self.fresh is None else _spread(ready, self.fresh)
         self._fire()
 
     def wait(self) -> Self:
@@ -187,6 +197,15 @@ class Ticket(_Awaitable):
         self.release()
 
 
+def _spread(ready: Ready, fresh: Mask) -> Ready:
+    """The answer for all pages, of which only the fresh ones were asked for."""
+    slots = np.full(len(fresh), -1, np.int64)
+    outcomes = np.full(len(fresh), Outcome.MISS, np.uint8)
+    waits_ns = np.zeros(len(fresh), np.int64)
+    slots[fresh], outcomes[fresh], waits_ns[fresh] = ready.slots, ready.outcomes, ready.waits_ns
+    return Ready(ready.ticket, slots, outcomes, waits_ns)
+
+
 class PutTicket(_Awaitable):
     """A put of several blocks. After `wait`, `blocks` (int64) has -1 for each that is not stored.
 
@@ -198,6 +217,7 @@ class PutTicket(_Awaitable):
     def __init__(self, engine: Engine, count: int) -> None:
         super().__init__(engine)
         self._blocks = np.full(count, -1, np.int64)
+        self._stamps = np.zeros(count, np.int64)
         self._left = count
         self.failures: list[str] = []
         self.refused: list[int] = []
@@ -206,9 +226,10 @@ class PutTicket(_Awaitable):
     def done(self) -> bool:
         return self._left == 0
 
-    def settle(self, position: int, block: int, failure: str = "") -> None:
+    def settle(self, position: int, block: int, failure: str = "", stamp: int = 0) -> None:
         """One block has ended."""
         self._blocks[position] = block
+        self._stamps[position] = stamp
         if failure:
             self.failures.append(failure)
         self._left -= 1
@@ -238,3 +259,9 @@ class PutTicket(_Awaitable):
     def blocks(self) -> Ids:
         self.wait()
         return self._blocks
+
+    @property
+    def stamps(self) -> Stamps:
+        """Of `blocks`, for `Runtime.demand`."""
+        self.wait()
+        return self._stamps

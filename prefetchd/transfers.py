@@ -16,6 +16,7 @@ from prefetchd.device import OP, Ops, StorageDevice
 from prefetchd.hostinfo import errno_name
 
 _TIMEOUT_NS = 30_000_000_000
+_CLOSE_TIMEOUT_NS = 10_000_000_000
 
 Results = NDArray[np.int64]
 """Bytes moved or -errno, one an operation."""
@@ -64,3 +65,11 @@ def refused(where: str, device: str, what: str, size: int, result: int) -> str:
         f"store {where}: {what} the first page through {device} failed: {reason}; O_DIRECT was "
         "accepted at open but does not work here, or the device is failing: use another path"
     )
+
+
+def drain(device: StorageDevice) -> None:
+    """Let what is in flight end, within a limit, so that the device can be used alone."""
+    deadline_ns = time.monotonic_ns() + _CLOSE_TIMEOUT_NS
+    while device.in_flight and (patience_ns := deadline_ns - time.monotonic_ns()) > 0:
+        device.wait(patience_ns)  # which may return early, with nothing to reap
+        device.reap()

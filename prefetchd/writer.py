@@ -1,8 +1,8 @@
 """Puts in flight: payloads on their way to their extents, and who waits for them.
 
-Decides when a key becomes visible and what its puts are told. Copies pages into its own buffers, so
-that the caller's memory is free at once; flushing and the records that make a block last are the
-commit's. Moves no bytes to the device itself.
+Decides when a key becomes visible and what its puts are told. Pages go through its own buffers, so
+that the caller's memory is free at once; how they are copied is `filling`'s, flushing and the
+records that make a block last are the commit's. Moves no bytes to the device itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from prefetchd.catalog import Catalog
 from prefetchd.commit import Commit
 from prefetchd.device import OP, WRITE, Ops
-from prefetchd.format import page_checksum
+from prefetchd.filling import fill
 from prefetchd.pipeline import COMMIT_BIT, WRITE_TAG, Job, Waiter
 
 
@@ -66,6 +66,8 @@ class Writer:
         self.admitted = 0
         self.in_flight = 0
         self.given_up = 0
+        self.overdue: list[int] = []
+        """Blocks given up since somebody last looked."""
 
     @property
     def idle(self) -> bool:
@@ -104,60 +106,69 @@ class Writer:
         job.waiters.append(waiter)
         return True
 
-    def stage(
-        self,
-        waiter: Waiter,
-        key: bytes,
-        pages: NDArray[np.uint8],
-        expires_ns: int,
-        opened: int | None = None,
-    ) -> int:
-        """Copy one block, `pages` (layers, page_bytes), into a free buffer, to be written: into an
-        extent of its own, which it returns, or into that of the block `opened`.
+    def reserve(self, waiter: Waiter, key: bytes, seed: int, opened: int | None = None) -> Job:
+        """A buffer and an extent, or that of the block `opened`, for one block: to be filled and
+        then handed to `filled`.
 
         The caller checks `full` and `under_way`. Raises StoreFullError; the key is then simply
         not there.
         """
         number = self._writing.index(None)
-        shape, catalog = self.catalog.superblock, self.catalog
-        block = catalog.reserve() if opened is None else opened
-        seed = catalog.binding.seed(key)
-        buffer = self._buffers[number]
-        payload = buffer[shape.header_bytes :].reshape(shape.layers, shape.slot_bytes)
-        exact = payload[:, : shape.page_bytes]
-        checksums = []
-        for layer, page in enumerate(pages):  # hashed while it is still in the processor's cache
-            exact[layer] = page
-            checksums.append(page_checksum(exact[layer], seed, layer))
-        catalog.record(block, key, seed, np.array(checksums, np.uint64), expires_ns)
-        if shape.page_bytes < shape.slot_bytes:
-            payload[:, shape.page_bytes :] = 0
-        job = Job(block, key, [waiter], waiter.deadline_ns, staged=opened is not None)
-        if opened is not None:
-            catalog.seal(opened)
+        block = self.catalog.reserve() if opened is None else opened
+        job = Job(block, key, [waiter], waiter.deadline_ns, number, seed, opened is not None)
         self._writing[number] = self._jobs[block] = self._job_of[key] = job
         self.admitted += 1
         self.in_flight += 1
-        self._outgoing.append(self._operation(number, block))
-        return block
+        self.commit.coming += 1
+        return job
 
-    def payload(self, block: int) -> NDArray[np.uint8] | None:
-        """What was staged of a block that is not written yet: (layers, slot_bytes)."""
-        job, shape = self._jobs.get(block), self.catalog.superblock
-        if job is None:
-            return None
-        payload = self._buffers[self._writing.index(job), shape.header_bytes :]
+    def fill(self, job: Job, pages: NDArray[np.uint8]) -> NDArray[np.uint64]:
+        """Copy a block, `pages` (layers, page_bytes), into its buffer; its checksums. Needs no
+        lock: until it is over the buffer is the caller's alone."""
+        return fill(self._payload(job), pages, job.seed)
+
+    def _payload(self, job: Job) -> NDArray[np.uint8]:
+        shape = self.catalog.superblock
+        payload = self._buffers[job.buffer][shape.header_bytes :]
         rows: NDArray[np.uint8] = payload.reshape(shape.layers, shape.slot_bytes)
         return rows
 
-    def show(self, block: int, now_ns: int) -> None:
-        """A block just staged, put fast, can be had from staging: it is found from here on, and
-        nobody waits for it."""
-        job = self._jobs[block]
-        self.catalog.publish(block)
+    def payload(self, block: int) -> NDArray[np.uint8] | None:
+        """What was filled of a block that is not written yet: (layers, slot_bytes)."""
+        job = self._jobs.get(block)
+        return None if job is None else self._payload(job)
+
+    def filled(
+        self, job: Job, checksums: NDArray[np.uint64] | None, expires_ns: int
+    ) -> list[Written]:
+        """A reserved block's buffer is to be written; checksums None: it could not be filled, and
+        an open block stays open."""
+        if checksums is None or job.given_up:
+            self._let_go(job)
+            if not job.opened:
+                self.catalog.give_back(job.block)
+            return self._settled(job, -errno.ETIMEDOUT if job.given_up else -errno.ECANCELED)
+        self.catalog.record(job.block, job.key, job.seed, checksums, expires_ns)
+        if job.opened:
+            self.catalog.seal(job.block)
+            job.staged = True
+        self._outgoing.append(self._operation(job.buffer, job.block))
+        return []
+
+    def show(self, job: Job, now_ns: int) -> list[Waiter]:
+        """A block just filled can be had from staging: it is found from here on, and those who put
+        it fast, returned, wait for it no more."""
+        fast = [waiter for waiter in job.waiters if not waiter.durable]
+        self.catalog.publish(job.block)
         job.visible = job.staged = True
         job.since_ns = now_ns
-        job.waiters = []
+        job.waiters = [waiter for waiter in job.waiters if waiter.durable]
+        return fast
+
+    def _let_go(self, job: Job) -> None:
+        """Its buffer is free."""
+        self._writing[job.buffer] = None
+        self.commit.coming -= not job.given_up
 
     def _operation(self, number: int, block: int) -> Ops:
         shape = self.catalog.superblock
@@ -186,7 +197,7 @@ class Writer:
             return [end for job, wrong in ended for end in self._settled(job, wrong)]
         job = self._writing[tag]
         assert job is not None, f"write buffer {tag} completed twice"
-        self._writing[tag] = None
+        self._let_go(job)
         shape = self.catalog.superblock
         wrong = 0
         if result != shape.extent_bytes - shape.header_bytes:
@@ -205,12 +216,17 @@ class Writer:
         job.written = True
         news = [Written(0, 0, job.block, result, News.CLEAN)] if job.staged else []
         fast = [waiter for waiter in job.waiters if not waiter.durable]
+        block = job.block
         if fast:
-            self.catalog.publish(job.block)
-            job.visible = True
+            found = self.catalog.find(job.key)
+            if found >= 0:  # an earlier write of its key that was late
+                block = found
+            else:
+                self.catalog.publish(block)
+                job.visible = True
             job.waiters = [waiter for waiter in job.waiters if waiter.durable]
         self.in_flight -= awaited and not job.waiters
-        return [*news, *_told(fast, job.block, result)]
+        return [*news, *_told(fast, block, result)]
 
     def _settled(self, job: Job, wrong: int) -> list[Written]:
         """A job has ended: on the medium if not `wrong`."""
@@ -248,7 +264,7 @@ class Writer:
         told: list[Written] = []
         for job in self._jobs.values():
             if job.staged and not job.written and not job.given_up and job.deadline_ns <= now_ns:
-                told += self._give_up_staged(job)
+                told += self._lose(job)
                 continue
             over = [waiter for waiter in job.waiters if waiter.deadline_ns <= now_ns]
             if not over:
@@ -257,18 +273,26 @@ class Writer:
             job.waiters = [waiter for waiter in job.waiters if waiter.deadline_ns > now_ns]
             if not job.waiters:
                 self.in_flight -= 1
-                self.given_up += not job.visible
-                job.given_up = not job.visible
+                self.overdue.append(job.block)
+                if not job.visible:
+                    self._give_up(job)
         return told
 
-    def _give_up_staged(self, job: Job) -> list[Written]:
+    def _lose(self, job: Job) -> list[Written]:
         """A staged block is lost at once, though the device still owns its buffer and extent."""
         self.catalog.hide(np.array([job.block]))
         told = _told(job.waiters, -1, -errno.ETIMEDOUT)
         self.in_flight -= job.awaited
-        self.given_up += 1
-        job.given_up, job.visible, job.waiters = True, False, []
+        self.overdue.append(job.block)
+        self._give_up(job)
+        job.visible, job.waiters = False, []
         return [Written(0, 0, job.block, -errno.ETIMEDOUT, News.LOST), *told]
+
+    def _give_up(self, job: Job) -> None:
+        """No flush waits for it any more, either."""
+        job.given_up = True
+        self.given_up += 1
+        self.commit.coming -= self._writing[job.buffer] is job
 
 
 def _told(waiters: Iterable[Waiter], block: int, result: int) -> list[Written]:

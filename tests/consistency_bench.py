@@ -28,7 +28,7 @@ from prefetchd.device import Arena, File
 from prefetchd.devices.faulty import Faults, Faulty
 from prefetchd.devices.powerloss import Image, PowerLoss
 from prefetchd.format import newest_superblock
-from prefetchd.model import Idle, Ids
+from prefetchd.model import Idle, Ids, Mask
 from prefetchd.store import of_memory
 from tests.tier_bench import LAYERS, PAGE_BYTES, key_of, new_image
 
@@ -137,7 +137,7 @@ class World:
         }
         for name, stand_in in virtual.items():
             self._patches.enter_context(mock.patch(f"prefetchd.engine.{name}", stand_in))
-        self._patches.enter_context(mock.patch("prefetchd.assembly._CLOSE_TIMEOUT_NS", 10**6))
+        self._patches.enter_context(mock.patch("prefetchd.transfers._CLOSE_TIMEOUT_NS", 10**6))
         self.device: Faulty
         self._start(new_image(stripes, BLOCKS))
 
@@ -156,8 +156,8 @@ class World:
         self.harmed = False
         victims = self.catalog.victims
 
-        def watched(count: int, held: Any) -> Ids:
-            chosen = victims(count, held)
+        def watched(count: int, held: Mask, *, mine: bool) -> Ids:
+            chosen = victims(count, held, mine=mine)
             assert not held[chosen].any()
             self.note()  # what was stored before it goes
             self.evicted |= {self.catalog.table["key"][block].tobytes() for block in chosen}
@@ -424,13 +424,14 @@ class World:
     def check_books(self) -> None:
         catalog = self.catalog
         assert catalog.blocks_used == int(np.count_nonzero(catalog._taken)) <= BLOCKS
-        assert len(set(catalog._free)) == len(catalog._free) == BLOCKS - catalog.blocks_used
-        assert not catalog._taken[catalog._free].any()
-        for key, block in catalog._block_of.items():
+        free = list(catalog.free)
+        assert len(set(free)) == len(free) == BLOCKS - catalog.blocks_used
+        assert not catalog._taken[free].any()
+        for key, block in catalog.index.block_of.items():
             assert catalog._taken[block]
-            assert catalog._visible[block]
+            assert catalog.index.visible[block]
             assert catalog.table["key"][block].tobytes() == key
-        opened = int(np.count_nonzero(catalog._visible)) - catalog.blocks_visible
+        opened = int(np.count_nonzero(catalog.index.visible)) - catalog.blocks_visible
         assert opened >= len(self.open)
 
     def finish(self) -> None:

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prefetchd.cycle import Cycle, rank_shares
+from prefetchd.cycle import Cycle, rank_shares, rank_shares_of
 from prefetchd.guarded import Guarded, PredictorError
-from prefetchd.history import UseHistory, turns_of
+from prefetchd.history import UseHistory, one_turn, turns_of
 from prefetchd.model import Access, Geometry, Ids, Mask, Outcome, PageHint, Scores, Slots
 from prefetchd.observer import Observer
 from prefetchd.planner import Planner, PlannerLimits
@@ -53,7 +53,7 @@ def joined(batch: list[Demand]) -> Demand:
 def state(history: UseHistory) -> Iterator[Any]:
     yield history.layer
     pages = np.arange(GEOMETRY.pages)
-    yield history.log_odds(history.locate(pages)[1])
+    yield history.log_odds(*history.locate(pages))
     yield history.used_this_turn(pages)
     yield history.turns_since_use(pages)
     yield history.heat(np.arange(GEOMETRY.blocks))
@@ -70,14 +70,20 @@ def assert_alike(one: Iterator[Any], other: Iterator[Any]) -> None:
 @given(st.lists(batches(), max_size=25))
 @settings(max_examples=60, deadline=None)
 def test_a_history_does_not_depend_on_batches(sequence: list[list[Demand]]) -> None:
-    together, apart = UseHistory(GEOMETRY), UseHistory(GEOMETRY)
+    together, apart, plain = (UseHistory(GEOMETRY) for _ in range(3))
     for batch in sequence:
         for turns, _ in turns_of(joined(batch)[0], GEOMETRY):
             together.demanded(turns)
         for pages, _ in batch:
+            one = one_turn(pages, GEOMETRY)
             for turns, _ in turns_of(pages, GEOMETRY):
                 apart.demanded(turns)
+                if one is None:
+                    plain.demanded(turns)
+            if one is not None:
+                plain.demanded_one(*one)
         assert_alike(state(together), state(apart))
+        assert_alike(state(together), state(plain))
 
 
 @given(batches())
@@ -89,7 +95,9 @@ def test_ranks_are_shares_of_their_own_turn(batch: list[Demand]) -> None:
     [(turns, _)] = turns_of(pages, GEOMETRY)
     given_scores = [some for _, some in batch if some is not None]
     expected = [(some[:, None] > some[None, :]).mean(axis=1) for some in given_scores]
-    np.testing.assert_allclose(rank_shares(scores, turns), np.concatenate(expected), rtol=1e-6)
+    ranks = rank_shares_of(scores, turns)
+    np.testing.assert_allclose(ranks / 255, np.concatenate(expected), atol=0.6 / 255)
+    assert ranks.tolist() == np.concatenate([rank_shares(some) for some in given_scores]).tolist()
 
 
 @given(st.lists(st.tuples(batches(), st.booleans(), blocks_of_a_demand), max_size=15))
@@ -248,6 +256,44 @@ def test_a_predictor_guesses_the_same_after_batches(name: str, hinted: bool) -> 
         if expected.confidence is not None:
             assert said.confidence is not None
             np.testing.assert_allclose(said.confidence, expected.confidence, rtol=1e-3)
+
+
+@pytest.mark.parametrize("hinted", [False, True])
+def test_attention_guesses_the_same_from_a_shared_history(hinted: bool) -> None:
+    random = np.random.default_rng(7)
+    sharing, apart = Attention(GEOMETRY, SLOTS), Attention(GEOMETRY, SLOTS)
+    kept = Cycle(SLOTS, GEOMETRY)
+    sharing.share(kept.history)
+    for turn in range(40 * GEOMETRY.layers):
+        blocks = np.unique(np.concatenate([[0, turn // 30], random.integers(0, 20, 4)]))
+        access = access_of(GEOMETRY.page_ids(blocks, turn % GEOMETRY.layers), None)
+        for predictor in (sharing, apart):
+            if hinted:
+                predictor.on_page_hint(PageHint(access.pages, np.ones(len(blocks), np.float32)))
+            predictor.on_access(access)
+        kept.demanded(access.pages, None)
+        said, expected = sharing.predict(0, 50), apart.predict(0, 50)
+        assert said.pages.tolist() == expected.pages.tolist()
+        assert said.confidence is not None
+        assert expected.confidence is not None
+        assert said.confidence.tolist() == expected.confidence.tolist()
+
+
+def test_a_page_never_looks_younger_than_it_is() -> None:
+    geometry = Geometry(layers=1, blocks=4)
+    history, plain = UseHistory(geometry), UseHistory(geometry)
+    history.demanded_one(0, np.array([1]))
+    often, all_places = np.array([2]), history.places(np.arange(4), 0)
+    for _ in range((1 << 16) + 2):
+        history.demanded_one(0, often)
+    ages = history.turns_since(0, all_places).tolist()
+    assert ages[2] == 0
+    assert min(ages[0], ages[1], ages[3]) >= 1 << 15
+    for _ in range(2000):
+        plain.demanded_one(0, often)
+    np.testing.assert_allclose(
+        history.log_odds(0, all_places), plain.log_odds(0, all_places), rtol=1e-4
+    )
 
 
 def test_who_inherits_a_short_cut_is_still_told_of_every_demand() -> None:

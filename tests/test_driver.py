@@ -16,6 +16,7 @@ from prefetchd.format import Binding
 from prefetchd.hostinfo import errno_name
 from prefetchd.journal import Journal
 from prefetchd.model import Cancel, IoClass, Read
+from prefetchd.paths import Paths
 from prefetchd.pipeline import FlushLimits
 from prefetchd.store import plan_superblock
 from prefetchd.testing import aligned_arena
@@ -42,7 +43,8 @@ def make() -> tuple[Driver, OneAtATime]:
     catalog = Catalog(shape, Binding(bytes(16), shape.fingerprint, shape.page_bytes), visible)
     commit = Commit(catalog, Journal(shape, 1, 0, 0), arena[:0], len(arena), FlushLimits())
     writer = Writer(catalog, arena[:0].reshape(0, 0), len(arena), commit)
-    return Driver(device, catalog, arena.reshape(SLOTS, PAGE_BYTES), writer), device
+    paths = Paths(["memory"], catalog, commit, arena[:0], 0)
+    return Driver(device, catalog, arena.reshape(SLOTS, PAGE_BYTES), writer, paths), device
 
 
 def read(driver: Driver, io_class: IoClass, *slots: int) -> None:

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prefetchd import assembly
+from prefetchd import transfers
+from prefetchd.pipeline import FlushLimits
 from tests.runtime_bench import PLAIN, FaultyRuntime, content, keys, read_all
+from tests.tier_bench import SECOND_NS, Tier, new_image
 
 SOON = replace(PLAIN, put_timeout_s=0.0, demand_timeout_s=60.0)
 
@@ -17,7 +19,7 @@ SOON = replace(PLAIN, put_timeout_s=0.0, demand_timeout_s=60.0)
 def test_a_put_whose_write_is_lost_fails_and_its_buffer_is_not_used_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(assembly, "_CLOSE_TIMEOUT_NS", 1_000_000)
+    monkeypatch.setattr(transfers, "_CLOSE_TIMEOUT_NS", 1_000_000)
     with FaultyRuntime([(0, "lose")], replace(SOON, write_buffers=2)) as runtime:
         put = runtime.put(keys(1), content(1)).wait()
         assert put.failures == ["block 0 was not stored: ETIMEDOUT (Connection timed out)"]
@@ -47,3 +49,34 @@ def test_when_every_buffer_is_lost_a_put_fails_at_once_and_a_late_end_mends_it()
         blocks = runtime.lookup(keys(1))
         assert np.array_equal(read_all(runtime, blocks), pages[:1]), "it is there after all"
         assert runtime.put(keys(1, 1), pages[1:]).blocks.min() >= 0
+
+
+def test_a_block_written_before_a_flush_for_others_is_flushed_with_its_own() -> None:
+    tier = Tier(new_image(1), limits=FlushLimits(3, SECOND_NS))
+    first = tier.put(0, durable=True)
+    tier.reap()  # its payload is written, and a flush is on its way
+    assert tier.put(1, durable=False) is not None  # written before the next flush
+    told = [end.put for _ in range(4) for end in tier.reap()]
+    assert first in told
+    assert tier.commit.at_risk == 1
+    tier.alone.now_ns += 2 * SECOND_NS
+    tier.go()
+    for _ in range(8):
+        tier.reap()
+    assert tier.commit.at_risk == 0, "it waits for ever"
+    assert tier.writer.idle
+
+
+def test_a_block_that_cannot_be_made_to_last_is_not_found_as_one_that_lasts() -> None:
+    pages = content(2)
+    with FaultyRuntime(options=replace(PLAIN, put_timeout_s=0.2)) as runtime:
+        put = runtime.put(keys(1), pages[:1], durability="fast").wait()
+        assert put.failures == []
+        device: Any = runtime._parts.device
+        device.broken = {0}
+        again = runtime.put(keys(1), pages[:1], durability="durable").wait()
+        assert len(again.failures) == 1
+        device.broken = set()
+        again = runtime.put(keys(1), pages[:1], durability="durable").wait()
+        assert again.failures == []
+        assert np.array_equal(read_all(runtime, again.blocks), pages[:1])

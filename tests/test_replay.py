@@ -256,7 +256,10 @@ def test_the_embedded_trace_replays_from_any_folder(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_interrupted_replay_leaves_nothing_behind(trace: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_replay_leaves_nothing_behind(
+    number: int, code: int, trace: Path, tmp_path: Path
+) -> None:
     command = [sys.executable, "-m", "prefetchd.cli", "replay", "decode", str(trace), *QUICK]
     child = subprocess.Popen(
         [*command, "--layer-us", "1e6"],
@@ -268,7 +271,7 @@ def test_an_interrupted_replay_leaves_nothing_behind(trace: Path, tmp_path: Path
     with child:
         assert child.stderr is not None
         assert str(tmp_path) in child.stderr.readline()
-        child.send_signal(signal.SIGINT)
+        child.send_signal(number)
         assert "Traceback" not in child.stderr.read()
-    assert child.returncode == 130
+    assert child.returncode == code
     assert list(tmp_path.iterdir()) == []

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from prefetchd import assembly, store, store_making
+from prefetchd import driver, places, store_making, store_opening, transfers
 from prefetchd.bench.decode import WrongBytes
 from prefetchd.bench.replay import ReplaySettings
 from prefetchd.catalog import Catalog
@@ -95,7 +95,7 @@ def test_a_device_that_wants_more_alignment_than_a_page_has(
             medium_of(fd, path), memory_alignment_bytes=512, offset_alignment_bytes=16384
         )
 
-    monkeypatch.setattr(store, "medium_of", coarse)
+    monkeypatch.setattr(store_opening, "medium_of", coarse)
     monkeypatch.setattr(store_making, "medium_of", coarse)
     run_here(capsys, *made).failed(3, "aligned to 4096", "16384", "create the store anew")
     result = run_here(capsys, *replay_words(trace, tmp_path / "new")).result()
@@ -403,7 +403,7 @@ def test_reads_that_keep_failing_are_misses_and_the_replay_goes_on(
 def test_a_completion_that_comes_late_or_never_is_given_up_and_its_slot_is_not_reused(
     folder: Path, trace: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(assembly, "_CLOSE_TIMEOUT_NS", 1_000_000)
+    monkeypatch.setattr(transfers, "_CLOSE_TIMEOUT_NS", 1_000_000)
     faults = Faults(script=script(kind, 2, 2))
     result, opened = replay_faulty(folder, trace, faults, HURRIED)
     pages = sum(len(pages) for pages in workload(trace).future())
@@ -417,7 +417,7 @@ def test_a_completion_that_comes_late_or_never_is_given_up_and_its_slot_is_not_r
 def test_faults_of_every_kind_together_never_hand_over_wrong_bytes(
     folder: Path, trace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(assembly, "_CLOSE_TIMEOUT_NS", 1_000_000)
+    monkeypatch.setattr(transfers, "_CLOSE_TIMEOUT_NS", 1_000_000)
     kinds = ("eio", "short", "flip", "eio", "stall", "flip", "short", "lose", "flip") * 2
     places = range(FIRST_READ, FIRST_READ + 2 * len(kinds), 2)
     faults = Faults(script=tuple(zip(places, kinds, strict=True)))
@@ -430,11 +430,10 @@ def test_faults_of_every_kind_together_never_hand_over_wrong_bytes(
 def test_the_replay_itself_would_notice_another_pages_bytes(
     folder: Path, trace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def of_another_block(catalog: Catalog, pages: Ids) -> Any:
-        return locate(catalog, (pages + LAYERS) % (BLOCKS * LAYERS))
+    def of_another_block(shape: Superblock, pages: Ids) -> Any:
+        return places.locate(shape, (pages + LAYERS) % (BLOCKS * LAYERS))
 
-    locate = Catalog.locate
-    monkeypatch.setattr(Catalog, "locate", of_another_block)
+    monkeypatch.setattr(driver, "locate", of_another_block)
     monkeypatch.setattr(Catalog, "verify", lambda _, pages, *__: np.ones(len(pages), np.bool_))
     with pytest.raises(WrongBytes, match="other pages' bytes"):
         replay_faulty(folder, trace, Faults())

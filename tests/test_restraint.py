@@ -163,7 +163,7 @@ def hold(asked: Ids, hot_every: int, turns: int = 2000) -> int:
     """Parts earned when page 0 comes back now and then, among pages that never do."""
     geometry = Geometry(1, 20_000)
     ghost = GhostLru(geometry.pages, 40)
-    holding = Holding(geometry, ghost)
+    holding = Holding(geometry.pages, ghost)
     for turn in range(turns):
         pages = np.arange(3 * turn + 100, 3 * turn + 103)
         if turn % hot_every == 0:
@@ -186,7 +186,7 @@ def test_pages_that_an_lru_holds_anyway_earn_nothing() -> None:
 
 
 def test_only_the_earned_part_of_what_is_asked_is_held() -> None:
-    holding = Holding(GEOMETRY, GhostLru(GEOMETRY.pages, SLOTS))
+    holding = Holding(GEOMETRY.pages, GhostLru(GEOMETRY.pages, SLOTS))
     asked = np.arange(100, 180)
     assert holding.earned(asked).tolist() == []
     holding.earned_parts = 2

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prefetchd import Options, Outcome, PageHint, PageMissing, assembly
+from prefetchd import Options, Outcome, PageHint, PageMissing, transfers
 from prefetchd.core import CoreLimits
 from prefetchd.device import READ, Completions, Ops
 from prefetchd.devices.faulty import Faults, Faulty
@@ -67,9 +67,12 @@ def test_a_page_that_fails_twice_is_missing_and_leaves_no_trace(
             ticket.push(buffer, skip_missing=True).wait()
             pushed = runtime.peek(buffer, 2, PAGE_BYTES)
             assert np.array_equal(pushed, pages[[0, 2], 0])
+        assert len(runtime.lookup(keys(3))) == (1 if fault == "flip" else 3)
+        blocks = runtime.put(keys(3), pages).blocks  # what has rotted is simply put again
         assert np.array_equal(read_all(runtime, blocks), pages)
         stats = runtime.stats()
         assert (stats.retried, stats.failed, stats.failures) == (1, 1, {WORDS[fault]: 2})
+        assert stats.store_writes.blocks_rotten == (fault == "flip")
     assert caplog.text.count(WORDS[fault]) == 1, "of a kind the first is said, not each"
 
 
@@ -77,7 +80,7 @@ def test_a_page_that_fails_twice_is_missing_and_leaves_no_trace(
 def test_a_read_that_does_not_end_is_missing_in_time(
     fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(assembly, "_CLOSE_TIMEOUT_NS", 1_000_000)
+    monkeypatch.setattr(transfers, "_CLOSE_TIMEOUT_NS", 1_000_000)
     pages = content(2)
     options = replace(HASTY, staging_bytes=2 * PAGE_BYTES, demand_timeout_s=60)
     with FaultyRuntime(options=options) as runtime:
@@ -143,7 +146,7 @@ def test_a_failed_put_leaves_no_trace(operation: int, fault: str, code: int) -> 
 def test_no_fault_at_any_rate_shows_a_wrong_byte(
     inner: Any, evict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(assembly, "_CLOSE_TIMEOUT_NS", 1_000_000)
+    monkeypatch.setattr(transfers, "_CLOSE_TIMEOUT_NS", 1_000_000)
     pages = content(BLOCKS)
     devices: list[Faulty] = []
 
@@ -161,11 +164,13 @@ def test_no_fault_at_any_rate_shows_a_wrong_byte(
     )
     with open_plain(tmp_path / "kv" if inner is Uring else None, options) as runtime:
         blocks = runtime.put(keys(BLOCKS), pages).blocks
-        devices[0]._bounds = np.cumsum([0.1, 0, 0.1, 0.1, 0.05, 0.004])
         random = np.random.default_rng(7)
         missing = 0
         for step in range(120):
             layer = step % LAYERS
+            devices[0]._bounds[:] = 0
+            blocks = runtime.put(keys(BLOCKS), pages).blocks  # again what was flipped twice
+            devices[0]._bounds = np.cumsum([0.1, 0, 0.1, 0.1, 0.05, 0.004])
             chosen = random.choice(BLOCKS, 3, replace=False)
             wanted = runtime.pages(blocks[chosen], layer)
             if random.random() < 0.5:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import prefetchd
-from prefetchd import StoreError, store, store_making
+from prefetchd import StoreError, store_making, store_opening
 from prefetchd.format import FORMAT_VERSION, encode_superblock, newest_superblock
 from tests.runtime_bench import (
     BLOCKS,
@@ -70,7 +70,7 @@ def test_a_new_store_is_preallocated_and_reopens_after_a_clean_close(tmp_path: P
     store_making.create(
         tmp_path / "kv", layout(), BLOCKS, fill=True, progress=lambda *part: told.append(part)
     )
-    opened = store.open_store(tmp_path / "kv", layout())
+    opened = store_opening.open_store(tmp_path / "kv", layout())
     shape = opened.superblock
     data = tmp_path / "kv" / "extents.dat"
     assert shape.clean
@@ -82,7 +82,7 @@ def test_a_new_store_is_preallocated_and_reopens_after_a_clean_close(tmp_path: P
     )
     with prefetchd.open(tmp_path / "kv", options=DIRECT):
         assert not newest_superblock(np.fromfile(data, np.uint8, 8192)).clean
-    opened = store.open_store(tmp_path / "kv")
+    opened = store_opening.open_store(tmp_path / "kv")
     assert opened.superblock.clean
     opened.release()
 
@@ -91,13 +91,13 @@ def test_a_new_store_is_preallocated_and_reopens_after_a_clean_close(tmp_path: P
 def test_a_store_holds_at_least_one_block(blocks: int, tmp_path: Path) -> None:
     words = refusal(lambda: store_making.create(tmp_path / "kv", layout(), blocks, fill=False))
     assert words == f"a store holds at least one block, not {blocks}"
-    assert not store.exists(tmp_path / "kv")
+    assert not store_opening.exists(tmp_path / "kv")
 
 
 def test_a_store_has_one_owner_who_is_named(kv: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from prefetchd import store;"
-        "opened = store.open_store(Path(sys.argv[1])); print('mine', flush=True); input()"
+        "import sys; from pathlib import Path; from prefetchd import store_opening;"
+        "opened = store_opening.open_store(Path(sys.argv[1])); print('mine', flush=True); input()"
     )
     owner = subprocess.Popen(
         [sys.executable, "-c", code, kv], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -215,7 +215,7 @@ def test_a_read_only_file_system_is_told(small_disk: Path) -> None:
 def test_a_full_file_system_is_told_and_left_as_it_was(small_disk: Path) -> None:
     words = refusal(lambda: store_making.create(small_disk / "kv", layout(), 10**4, fill=False))
     assert "ENOSPC (No space left on device); the file system is full" in words
-    assert not store.exists(small_disk / "kv")
+    assert not store_opening.exists(small_disk / "kv")
     with open_plain(small_disk / "kv", DIRECT) as runtime:
         assert runtime.medium.is_ram, "a tmpfs is no drive"
         assert runtime.medium.file_system == "tmpfs"

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prefetchd import StoreError, store, store_making
+from prefetchd import StoreError, store_making, store_opening
 from prefetchd.device import DONE, OP, READ, WRITE, Completions, File, Ops
 from prefetchd.devices.faulty import Faults, Faulty
 from prefetchd.devices.memory import Memory
@@ -146,7 +146,7 @@ def test_a_drive_with_a_large_alignment_gets_padded_slots_and_gives_exact_bytes(
             seen.append(ops.copy())
             return super().submit(ops)
 
-    monkeypatch.setattr(store, "medium_of", coarse)
+    monkeypatch.setattr(store_opening, "medium_of", coarse)
     monkeypatch.setattr(store_making, "medium_of", coarse)
     pages = content(BLOCKS, page_bytes)
     options = replace(PLAIN, device=Watched)
@@ -165,7 +165,9 @@ def test_a_drive_with_a_large_alignment_gets_padded_slots_and_gives_exact_bytes(
 def test_a_store_whose_alignment_no_longer_fits_is_told(
     kv: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "medium_of", lambda *_: Medium("ext4", "/dev/x", 512, 16_384))
+    monkeypatch.setattr(
+        store_opening, "medium_of", lambda *_: Medium("ext4", "/dev/x", 512, 16_384)
+    )
     words = opening(kv)
     assert "is aligned to 4096 bytes, but here the device needs 16384" in words
     assert "create the store anew" in words

@@ -110,6 +110,8 @@ def test_what_decides_touches_no_clock_file_or_thread() -> None:
         "reads",
         "guarded",
         "foresight",
+        "health",
+        "extents",
     )
     paths = [ROOT / "prefetchd" / f"{name}.py" for name in deciding]
     used = [

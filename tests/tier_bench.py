@@ -24,7 +24,9 @@ from prefetchd.engine import Engine
 from prefetchd.format import Superblock, encode_superblock, newest_superblock, superblock_place
 from prefetchd.journal import Journal
 from prefetchd.model import Ids
+from prefetchd.paths import Paths
 from prefetchd.pipeline import FlushLimits, Waiter
+from prefetchd.places import locate
 from prefetchd.records import NEVER_NS, PUBLISH, Records
 from prefetchd.recovery import recover
 from prefetchd.room import Room
@@ -88,6 +90,8 @@ class Tier:
         self.store = of_memory(shapes)
         extent, header = shapes[0].extent_bytes, shapes[0].header_bytes
         size = BUFFERS * extent + Commit.region_bytes(header)
+        probes = size
+        size += len(shapes) * shapes[0].superblock_bytes
         arena = aligned_arena(size + shapes[0].slot_bytes, 4096)
         staging, self.scratch = arena[: shapes[0].slot_bytes], arena[shapes[0].slot_bytes :]
         self.device = device(self.store.files, arena, depth, contents=image)
@@ -98,10 +102,15 @@ class Tier:
         limits = limits or FlushLimits(3, SECOND_NS)
         end = BUFFERS * extent
         start = len(staging)
-        self.commit = Commit(self.catalog, journal, self.scratch[end:], start + end, limits)
+        self.commit = Commit(self.catalog, journal, self.scratch[end:probes], start + end, limits)
         buffers = self.scratch[:end].reshape(BUFFERS, extent)
         self.writer = Writer(self.catalog, buffers, start, self.commit)
-        self.driver = Driver(self.device, self.catalog, staging.reshape(1, -1), self.writer)
+        memory = self.scratch[probes:]
+        names = [str(number) for number in range(len(shapes))]
+        self.paths = Paths(names, self.catalog, self.commit, memory, start + probes)
+        self.driver = Driver(
+            self.device, self.catalog, staging.reshape(1, -1), self.writer, self.paths
+        )
         self.alone = _Alone()
         self.wall_ns = 1_000 * SECOND_NS
         self.held = np.zeros(shapes[0].blocks, np.bool_)
@@ -121,7 +130,8 @@ class Tier:
         elif self.catalog.find(key) >= 0 or not self.room.ready() or self.writer.full:
             return None
         else:
-            self.writer.stage(waiter, key, pages_of(number), expires_ns)
+            job = self.writer.reserve(waiter, key, self.catalog.binding.seed(key))
+            self.writer.filled(job, self.writer.fill(job, pages_of(number)), expires_ns)
         self.puts += 1
         self.go()
         return self.puts - 1
@@ -152,7 +162,7 @@ class Tier:
         return self.device.contents
 
     def stored(self) -> dict[bytes, int]:
-        return dict(self.catalog._block_of)
+        return dict(self.catalog.index.block_of)
 
     def statements(self) -> Records:
         """What is said of every block, apart from the order in which it was said."""
@@ -162,7 +172,7 @@ class Tier:
 
 def read(image: Image, tier: Tier, block: int) -> NDArray[np.uint8]:
     pages: Ids = block * LAYERS + np.arange(LAYERS)
-    files, offsets = tier.catalog.locate(pages)
+    files, offsets = locate(tier.catalog.superblock, pages)
     places = zip(np.broadcast_to(files, LAYERS).tolist(), offsets.tolist(), strict=True)
     return np.stack([image[file][at : at + PAGE_BYTES] for file, at in places])
 
@@ -270,9 +280,9 @@ class World:
     def check_books(tier: Tier) -> None:
         catalog = tier.catalog
         assert catalog.blocks_used == int(np.count_nonzero(catalog._taken))
-        assert catalog.blocks_visible == len(catalog._block_of)
-        assert len(set(catalog._free)) == len(catalog._free)
-        assert len(catalog._free) == catalog.superblock.blocks - catalog.blocks_used
+        assert catalog.blocks_visible == len(catalog.index.block_of)
+        assert len(set(catalog.free)) == len(catalog.free)
+        assert len(catalog.free) == catalog.superblock.blocks - catalog.blocks_used
 
     def check_agreement(self, tier: Tier) -> None:
         """Once a recovered store is closed, journal and headers say the same."""

@@ -4,9 +4,9 @@ Decides what is timed and what is counted. Policy, device and pages are the runt
 figures mean together is the replay's.
 
 A layer's time: demand its pages, wait until they are readable, hand them to the GPU device; then
-its compute is a real wait of `layer_ns`, at whose start the hint for the next layer is given and
-the previous layer's pins are released. What was seen is only noted
-down then; it is checked and counted after the run, so that measuring costs the run nothing.
+its compute is a real wait of `layer_ns`, at whose start the hint for the next layer is given (or
+before it, while the GPU copies) and the previous layer's pins are released. What was seen is only
+noted down then; it is checked and counted after the run, so that measuring costs the run nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from prefetchd.bench.content import STAMP_BYTES, stamped
 from prefetchd.lab.workload import Demand, Workload
-from prefetchd.model import Codes, Mask
+from prefetchd.model import Codes, Mask, PageHint
 from prefetchd.runtime import Runtime
 from prefetchd.stats import Stats
 from prefetchd.tickets import Ticket
@@ -116,10 +116,8 @@ def _run(
             asked_ns = time.monotonic_ns()
             ticket = runtime.demand(demand.pages, scores=demand.scores).wait()
             readable_ns = time.monotonic_ns()
-            ticket.push(buffer, skip_missing=True).wait()
-            handed_ns = time.monotonic_ns()
-            if pace.hints:
-                _foresee(runtime, workload, step, layer)
+            hint = _next_hint(workload, step, layer) if pace.hints else None
+            handed_ns = _hand_over(runtime, ticket, buffer, hint)
             if previous is not None:
                 previous.release()
             previous = ticket
@@ -141,11 +139,23 @@ def _run(
     return log
 
 
-def _foresee(runtime: Runtime, workload: Workload, step: int, layer: int) -> None:
-    """Give the hint for the next layer now that this one starts."""
-    step, layer = (step, layer + 1) if layer + 1 < workload.geometry.layers else (step + 1, 0)
-    if step < workload.steps and (hint := workload.hints[step][layer]) is not None:
+def _hand_over(runtime: Runtime, ticket: Ticket, buffer: Any, hint: PageHint | None) -> int:
+    """Push the pages; when that was done. The hint comes after it, or while the GPU copies."""
+    push = ticket.push(buffer, skip_missing=True)
+    copying = not push.done()
+    if hint is not None and copying:
         runtime.hint(hint)
+    push.wait()
+    handed_ns = time.monotonic_ns()
+    if hint is not None and not copying:
+        runtime.hint(hint)
+    return handed_ns
+
+
+def _next_hint(workload: Workload, step: int, layer: int) -> PageHint | None:
+    """What is said of the next layer when this one starts."""
+    step, layer = (step, layer + 1) if layer + 1 < workload.geometry.layers else (step + 1, 0)
+    return workload.hints[step][layer] if step < workload.steps else None
 
 
 def _served(

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from prefetchd import metrics, registry, store, store_making
+from prefetchd import metrics, registry, store_making, store_opening
 from prefetchd.assembly import DeviceFactory, GpuFactory, Options, PredictorFactory
 from prefetchd.bench.content import block_names, block_pages
 from prefetchd.bench.decode import Log, Pace, run_decode
@@ -27,8 +27,9 @@ from prefetchd.core import CoreLimits
 from prefetchd.eviction import EVICTIONS
 from prefetchd.lab.workload import Workload
 from prefetchd.layout import Layout, uniform
+from prefetchd.opening import open_runtime
 from prefetchd.predictors.oracle import Oracle
-from prefetchd.runtime import Runtime, open_runtime
+from prefetchd.runtime import Runtime
 
 CONTROLS = ("resident", "none", "cold", "oracle")
 _PRELOAD_PAGES = 1024
@@ -103,7 +104,7 @@ def prepare_store(
     """Create the store unless it is there, and put whatever blocks it lacks."""
     layout = _layout(workload, settings)
     names = block_names(workload.geometry.blocks, settings.seed)
-    if not store.exists(directory):
+    if not store_opening.exists(directory):
         store_making.create(directory, layout, workload.geometry.blocks, fill=False)
     options = Options(
         device=settings.device,
@@ -112,7 +113,11 @@ def prepare_store(
         staging_bytes=_WRITING_SLOTS * _slot_bytes(directory, layout),
         evict_blocks=False,  # another trace's blocks are not ours to throw away
     )
-    with open_runtime(directory, layout, options=options) as runtime:
+
+    def scanning(done: int, whole: int) -> None:
+        report.say(f"reading {done} of {whole} headers")
+
+    with open_runtime(directory, layout, options=options, progress=scanning) as runtime:
         if len(runtime.lookup(names)) == len(names):
             return
         report.say("writing the store")
@@ -131,7 +136,7 @@ def prepare_store(
 
 def _slot_bytes(directory: Path, layout: Layout) -> int:
     """Bytes of a page with its padding: the store's alignment decides, not this process."""
-    opened = store.open_store(directory, layout)
+    opened = store_opening.open_store(directory, layout)
     slot_bytes = opened.superblock.slot_bytes
     opened.release()
     return slot_bytes
@@ -229,7 +234,8 @@ def _one(
     )
     layer_ns = int(settings.layer_us * 1000)
     pace = Pace(layer_ns, settings.hints, settings.warmup_steps, settings.tend)
-    with open_runtime(directory, layout, options=options) as runtime:
+    # Whatever happens in a run, the next one finds the store as this one did.
+    with open_runtime(directory, layout, options=options, read_only=True) as runtime:
         _check_blocks(runtime, workload, settings.seed)
         if plan.name == "resident":
             _preload(runtime, workload.geometry.pages)

@@ -239,7 +239,10 @@ def _run(
                 drawn_s = time.monotonic()
 
         writing = progress.add_task("writing the store", total=workload.geometry.blocks)
-        report = Report(steps=lambda count: draw(writing, count))
+        report = Report(
+            say=lambda words: progress.update(writing, description=words, refresh=True),
+            steps=lambda count: draw(writing, count),
+        )
         prepare_store(directory, workload, settings, report)
         progress.remove_task(writing)
         total = settings.rounds * runs * workload.steps

@@ -7,7 +7,7 @@ A request is announced `lead_ns` before it starts: with hints its known blocks a
 them its first two blocks are demanded then, as an engine that looks its queue over would do. From
 its start on its reusable blocks are demanded in prefix order, one every `block_ns`; where one has
 to be waited for, the rest moves back by as much. Its new blocks are put at its start and exist from
-then on. One thread does it all and tends the runtime in between.
+then on. One thread does all but the puts and tends the runtime in between.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import heapq
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from queue import SimpleQueue
+from threading import Thread
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,6 +74,7 @@ class _Request:
     ticket: Ticket | None = None
     count: int = 0  # of the demand that is out
     waited: bool = False
+    made: int = 0  # blocks that it puts
 
 
 class RestoreRun:
@@ -97,21 +100,25 @@ class RestoreRun:
         self._live: dict[int, _Request] = {}
         self._waiting: list[int] = []
         self._events: list[tuple[int, int, int]] = []
-        self._puts: list[PutTicket] = []
+        self._puts: dict[int, PutTicket | None] = {}  # None: refused
+        self._to_put: SimpleQueue[tuple[int, NDArray[np.uint8], NDArray[np.uint8]] | None]
+        self._to_put = SimpleQueue()
         self._buffer = runtime.buffer(_TAKEN_MAX)
         count = len(requests)
         self.log = RestoreLog(np.zeros(count, np.int64), np.full(count, -1, np.int64))
 
     def run(self) -> RestoreLog:
         """Replay everything once. Raises WrongBytes."""
+        putter = Thread(target=self._put_all, name="restore-puts")
         gc.collect()
         gc.disable()
+        putter.start()
         try:
             self._run()
         finally:
+            self._to_put.put(None)
+            putter.join()
             gc.enable()
-        for ticket in self._puts:
-            self.log.failed_puts += ticket.wait().failures
         self.log.after = self._runtime.stats()
         return self.log
 
@@ -159,24 +166,40 @@ class RestoreRun:
         reusable = int(self._reusable[number])
         pages = self._known(number, reusable)
         self.log.unstored += reusable - len(pages)
-        self._put_new(number)
         request = self._live.setdefault(number, _Request(number, pages))
+        request.made = self._put_new(number)
         request.pages, request.started = pages, True
         if reusable:
             self.log.ready_ns[number] = 0
         if request.ticket is None:
             self._take(number, at_ns)
 
-    def _put_new(self, number: int) -> None:
+    def _put_new(self, number: int) -> int:
+        """Hand the new blocks to the thread that puts, as an engine offloads behind its back."""
         new = self._requests.chain(number)[int(self._reusable[number]) :]
-        if not len(new):
-            return
-        page_bytes = self._runtime.page_bytes
-        words = self._random.integers(0, 2**64, len(new) * page_bytes // 8, np.uint64)
-        rows = words.reshape(len(new), -1)
-        rows[:, 0], rows[:, 1] = new.astype(np.uint64), nonce(self._seed)
-        pages = rows.view(np.uint8).reshape(len(new), 1, page_bytes)
-        self._puts.append(self._runtime.put(self._names[new], pages, durability="fast"))
+        if len(new):
+            page_bytes = self._runtime.page_bytes
+            words = self._random.integers(0, 2**64, len(new) * page_bytes // 8, np.uint64)
+            rows = words.reshape(len(new), -1)
+            rows[:, 0], rows[:, 1] = new.astype(np.uint64), nonce(self._seed)
+            pages = rows.view(np.uint8).reshape(len(new), 1, page_bytes)
+            self._to_put.put((number, self._names[new], pages))
+        return len(new)
+
+    def _put_all(self) -> None:
+        """The thread that puts: one request after another, until there is none.
+
+        It outlives its writes: the kernel cancels what a thread submitted that is gone.
+        """
+        while (job := self._to_put.get()) is not None:
+            number, names, pages = job
+            try:
+                self._puts[number] = self._runtime.put(names, pages, durability="fast")
+            except BaseException as error:
+                self.log.failed_puts.append(str(error))
+                self._puts[number] = None
+        for ticket in self._puts.values():
+            self.log.failed_puts += ticket.wait().failures if ticket else []
 
     def _take(self, number: int, at_ns: int) -> None:
         """Demand what is due of a request; nothing left: it has ended."""
@@ -238,6 +261,12 @@ class RestoreRun:
         ticket.release()
 
     def _end(self, number: int) -> None:
+        put = self._puts.get(number)
+        if self._live[number].made and (number not in self._puts or (put and not put.done)):
+            # What it made must be there to be told of.
+            later_ns = time.monotonic_ns() + _SLICE_NS
+            heapq.heappush(self._events, (later_ns, number, _TAKE))
+            return
         del self._live[number]
         chain = self._requests.chain(number)
         blocks = self._runtime.lookup(self._names[chain])

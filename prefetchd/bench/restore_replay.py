@@ -31,7 +31,7 @@ from prefetchd.devices.limited import Limited
 from prefetchd.eviction import EVICTIONS
 from prefetchd.lab.requests import Requests
 from prefetchd.layout import uniform
-from prefetchd.runtime import open_runtime
+from prefetchd.opening import open_runtime
 
 CONTROLS = ("none",)
 _RUN_FOLDER = "prefetchd-restore-run"
@@ -165,7 +165,7 @@ class _Runner:
             hints=settings.hints,
         )
         shutil.rmtree(self.folder, ignore_errors=True)
-        store_making.create(self.folder, layout, self.requests.distinct, fill=False)
+        store_making.create(self.folder, layout, self.requests.distinct, fill=True)
         try:
             with open_runtime(self.folder, layout, options=options) as runtime:
                 for one in limited:  # from here on: opening is not what is measured

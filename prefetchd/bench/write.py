@@ -22,8 +22,8 @@ from prefetchd import store_making
 from prefetchd.assembly import Options
 from prefetchd.bench.ring import BenchError
 from prefetchd.layout import Layout, uniform
-from prefetchd.runtime import open_runtime
-from prefetchd.store import open_store
+from prefetchd.opening import open_runtime
+from prefetchd.store_opening import open_store
 
 _PUT_BLOCKS = 32  # one prefill
 _FIO_DEPTH = 8

@@ -1,0 +1,197 @@
+"""The paths of a store while it is open: which of them fail, what follows, and who is told.
+
+Decides that blocks on a path which cannot be read are not found, that new blocks go to paths which
+can be written, and that each kind of trouble is said once a path. When a path is given up and tried
+again is `health`'s; which operation failed is the driver's business.
+
+Reading and writing are judged apart, since a drive at its end often still reads. A path that cannot
+be read is not written either. A path is probed by reading its superblock while the store is used;
+writing is simply tried again, with a block that then may fail.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from prefetchd.catalog import Catalog
+from prefetchd.commit import Commit
+from prefetchd.device import OP, READ, Arena, Ops
+from prefetchd.format import FormatError, newest_superblock
+from prefetchd.health import Health, State
+from prefetchd.model import Ids
+from prefetchd.pipeline import PROBE_TAG
+
+log = logging.getLogger("prefetchd")
+
+_FAILED_WORDS = {
+    True: "this path has failed: its blocks are misses and new ones go to the other paths, until "
+    "it answers again",
+    False: "this path cannot be written: new blocks go to the others; what it holds is read on",
+}
+
+
+class PathStats(msgspec.Struct, frozen=True):
+    """One path: `reading` and `writing` are "healthy", "suspect" or "failed"; `refused` counts
+    operations that were not even tried, since the path had failed."""
+
+    path: str
+    reading: str
+    writing: str
+    errors: int
+    refused: int
+    bytes_read: int
+    bytes_written: int
+
+
+class Paths:
+    """`names`: for messages, one a path. `memory`, of which the arena's byte `start` is the first,
+    is for probes: a superblock's copies a path."""
+
+    def __init__(
+        self, names: Sequence[str], catalog: Catalog, commit: Commit, memory: Arena, start: int
+    ) -> None:
+        self.names = tuple(names)
+        self.uneasy = False
+        """Whether any path is not healthy, so that successes are worth telling."""
+        self.down = False
+        """Whether operations on some path are to be refused."""
+        count = len(self.names)
+        self.unreadable = np.zeros(count, np.bool_)
+        self.unwritable = np.zeros(count, np.bool_)
+        self.bytes_read = np.zeros(count, np.int64)
+        self.bytes_written = np.zeros(count, np.int64)
+        self.refused = np.zeros(count, np.int64)
+        self._reading = [Health() for _ in self.names]
+        self._writing = [Health() for _ in self.names]
+        self._catalog = catalog
+        self._commit = commit
+        self._memory = memory.reshape(count, -1)
+        self._start = start
+        self._probing: set[int] = set()
+        self._said: set[tuple[str, int]] = set()
+
+    def lose(self, path: int) -> None:
+        """This path was not there when the store was opened."""
+        self._reading[path].lost()
+        self._writing[path].lost()
+        self._close(path, reading=True)
+
+    # --- what came of operations ---
+
+    def count_reads(self, ops: Ops, size: int) -> None:
+        """`size`: their bytes in all, for the case of one path, which is free."""
+        if len(self.names) == 1:
+            self.bytes_read[0] += size
+        else:
+            self.bytes_read += np.bincount(
+                ops["file"], ops["length"], minlength=len(self.names)
+            ).astype(np.int64)
+
+    def say(self, kind: str, path: int, words: str) -> None:
+        """Log trouble of a kind, once a path."""
+        if (kind, path) not in self._said:
+            self._said.add((kind, path))
+            log.warning("%s: %s; %s", self.names[path], kind, words)
+
+    def failed(self, path: int, count: int, now_ns: int, *, reading: bool) -> None:
+        if count == 0:
+            return
+        self.uneasy = True
+        health = (self._reading if reading else self._writing)[path]
+        if health.failed(count, now_ns) and len(self.names) > 1:
+            self._close(path, reading=reading)
+            log.error("%s: %s", self.names[path], _FAILED_WORDS[reading])
+
+    def succeeded(self, files: Ids, *, reading: bool) -> None:
+        for path, count in Counter(files.tolist()).items():
+            (self._reading if reading else self._writing)[path].succeeded(count)
+        self.uneasy = any(h.state for h in (*self._reading, *self._writing))
+
+    # --- what follows ---
+
+    def _close(self, path: int, *, reading: bool) -> None:
+        self.uneasy = self.down = True
+        if reading and not self.unreadable[path]:
+            self.unreadable[path] = True
+            self._catalog.index.suspend(path)
+        if not self.unwritable[path]:
+            self.unwritable[path] = True
+            self._commit.broken.add(path)
+            self._catalog.free.bar(path)
+
+    def _reopen(self, path: int) -> None:
+        """As far as both directions allow."""
+        if self.unreadable[path] and self._reading[path].state != State.FAILED:
+            self.unreadable[path] = False
+            self._catalog.index.resume(path)
+            log.warning("%s: this path can be read again", self.names[path])
+        if self.unreadable[path] or self._writing[path].state == State.FAILED:
+            return
+        if self.unwritable[path]:
+            self.unwritable[path] = False
+            self._commit.broken.discard(path)
+            self._catalog.free.unbar(path)
+            self._commit.retry(path)
+            log.warning("%s: this path is written again", self.names[path])
+        self.down = bool(self.unwritable.any())
+
+    def probes(self, now_ns: int) -> Ops | None:
+        """Operations that try what is due; `probed` is told of their end."""
+        if len(self.names) == 1:  # there is no other path to go to: it is simply used on
+            for health in (*self._reading, *self._writing):
+                if health.is_due(now_ns):
+                    health.forgive()
+            return None
+        for path, health in enumerate(self._writing):
+            if health.is_due(now_ns) and not self.unreadable[path] and health.forgive():
+                self._reopen(path)
+        due = [
+            path
+            for path, health in enumerate(self._reading)
+            if health.is_due(now_ns) and path not in self._probing
+        ]
+        if not due:
+            return None
+        self._probing.update(due)
+        ops = np.zeros(len(due), OP)
+        ops["tag"] = PROBE_TAG | np.array(due, np.uint64)
+        ops["memory"] = self._start + np.array(due) * self._memory.shape[1]
+        ops["length"] = self._memory.shape[1]
+        ops["file"] = due
+        ops["kind"] = READ
+        return ops
+
+    def probed(self, path: int, result: int, now_ns: int) -> None:
+        self._probing.discard(path)
+        well = result == self._memory.shape[1] and self._is_ours(path)
+        if self._reading[path].probed(well=well, now_ns=now_ns):
+            self._reopen(path)
+
+    def _is_ours(self, path: int) -> bool:
+        try:
+            found = newest_superblock(self._memory[path])
+        except (FormatError, msgspec.DecodeError):
+            return False
+        ours = self._catalog.superblock.store_id
+        return (found.store_id, found.stripe) == (ours, path)
+
+    # --- what can be told ---
+
+    def stats(self) -> tuple[PathStats, ...]:
+        return tuple(
+            PathStats(
+                name,
+                self._reading[path].state.name.lower(),
+                (State.FAILED if self.unwritable[path] else self._writing[path].state).name.lower(),
+                self._reading[path].errors + self._writing[path].errors,
+                int(self.refused[path]),
+                int(self.bytes_read[path]),
+                int(self.bytes_written[path]),
+            )
+            for path, name in enumerate(self.names)
+        )

@@ -1,0 +1,249 @@
+"""`prefetchd store ...`: making, showing, checking, repairing and erasing stores.
+
+Decides options, words and exit codes: 1 means that a check found something. All work is done
+elsewhere.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from prefetchd import checking, store_info, store_making
+from prefetchd.erasing import erase as erase_store
+from prefetchd.erasing import parts_of
+from prefetchd.layout import Layout, LayoutError, uniform
+from prefetchd.layout_command import layout_of
+from prefetchd.store_opening import Opening
+from prefetchd.units import parse_bytes
+
+store_app = typer.Typer(help="Make, show, check, repair and erase stores.", no_args_is_help=True)
+
+Told = Callable[[int, int], None]
+_SHOWN = 20  # problems; --json has more
+
+StorePath = Annotated[Path, typer.Argument(help="The store's (first) folder, or its device.")]
+RawFlag = Annotated[bool, typer.Option("--raw", help="A path may be a block device.")]
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+MissingFlag = Annotated[
+    bool, typer.Option("--allow-missing-paths", help="Go on without paths that are away.")
+]
+DeviceName = Annotated[str, typer.Option(help="How it is read: uring, liburing or threads.")]
+
+
+@store_app.callback()
+def _group() -> None:
+    """Stores that nobody uses at the moment."""
+
+
+@contextmanager
+def _bars() -> Iterator[Callable[[str], Told]]:
+    """Progress bars on stderr, one a name, made when they are first told of anything."""
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+
+        def bar(name: str) -> Told:
+            tasks: list[Any] = []
+
+            def tell(done: int, whole: int) -> None:
+                if not tasks:
+                    tasks.append(progress.add_task(name, total=whole))
+                progress.update(tasks[0], completed=done, total=whole)
+
+            return tell
+
+        yield bar
+
+
+def _print_json(value: object) -> None:
+    typer.echo(msgspec.json.format(msgspec.json.encode(value), indent=1).decode())
+
+
+def _out() -> Console:
+    return Console(highlight=False, soft_wrap=True)
+
+
+@store_app.command("create")
+def create(
+    folder: StorePath,
+    model: Annotated[
+        str | None, typer.Option(help="A preset, or a Hugging Face config.json.")
+    ] = None,
+    dtype: Annotated[str | None, typer.Option(help="Of a model's cache: bf16, fp8 ...")] = None,
+    layers: Annotated[int | None, typer.Option(min=1, help="Pages a block, without model.")] = None,
+    page_bytes: Annotated[str | None, typer.Option(help="Bytes of one of those pages.")] = None,
+    blocks: Annotated[int | None, typer.Option(min=1, help="Blocks it can hold.")] = None,
+    size: Annotated[
+        str | None, typer.Option("--bytes", help="Or bytes it may take, as in 100GiB.")
+    ] = None,
+    path: Annotated[
+        list[Path] | None, typer.Option(help="A further folder, on another drive; repeatable.")
+    ] = None,
+    fill: Annotated[
+        bool, typer.Option("--fill/--no-fill", help="Write it once, so that reads touch the drive.")
+    ] = True,
+    raw: RawFlag = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="With --raw: whatever lies there is lost.")
+    ] = False,
+    json: JsonFlag = False,
+) -> None:
+    """Make a store: its files preallocated, and filled unless told otherwise."""
+    layout = _layout(model, dtype, layers, page_bytes)
+    if (blocks is None) == (size is None):
+        raise ValueError("say how large the store is to be: either --blocks or --bytes")
+    with _bars() as bar:
+        store_making.create(
+            folder,
+            layout,
+            blocks,
+            size=None if size is None else parse_bytes(size),
+            fill=fill,
+            paths=path or [],
+            raw=raw,
+            force=force,
+            progress=bar("filling"),
+        )
+    _show(store_info.look(folder, Opening(read_only=True, raw=raw)), json=json)
+
+
+def _layout(
+    model: str | None, dtype: str | None, layers: int | None, page_bytes: str | None
+) -> Layout:
+    if model is not None and layers is None and page_bytes is None:
+        return layout_of(model, dtype)
+    if model is None and dtype is None and layers is not None and page_bytes is not None:
+        return uniform(layers, parse_bytes(page_bytes))
+    raise LayoutError("say what is stored: either --model, or --layers and --page-bytes")
+
+
+@store_app.command("info")
+def info(
+    folder: StorePath,
+    raw: RawFlag = False,
+    allow_missing_paths: MissingFlag = False,
+    device: DeviceName = "uring",
+    json: JsonFlag = False,
+) -> None:
+    """Show a store's layout, paths, state, and how long its blocks have to live."""
+    opening = Opening(True, allow_missing_paths, raw)
+    with _bars() as bar:
+        found = store_info.look(folder, opening, device=device, progress=bar("reading headers"))
+    _show(found, json=json)
+
+
+def _show(found: store_info.Info, *, json: bool) -> None:
+    if json:
+        _print_json(found)
+        return
+    console = _out()
+    for name, words in store_info.rows(found):
+        console.print(f"{name:<14} {words}", markup=False)
+    for note in found.notes:
+        console.print(f"note: {note}", markup=False)
+
+
+@store_app.command("check")
+def check(
+    folder: StorePath,
+    raw: RawFlag = False,
+    allow_missing_paths: MissingFlag = False,
+    device: DeviceName = "uring",
+    json: JsonFlag = False,
+) -> None:
+    """Read every page, verify every checksum and the accounting. Exit code 1: something is wrong.
+
+    Nothing is written.
+    """
+    opening = Opening(True, allow_missing_paths, raw)
+    with _bars() as bar:
+        report = checking.check(
+            folder,
+            opening,
+            device=device,
+            scanning=bar("reading headers"),
+            progress=bar("checking"),
+        )
+    if json:
+        _print_json(report)
+    else:
+        _tell(report)
+    if report.counts:
+        raise typer.Exit(1)
+
+
+def _tell(report: checking.Report) -> None:
+    console = _out()
+    for problem in report.problems[:_SHOWN]:
+        console.print(f"{problem.path}: {problem.words}", markup=False)
+    total = sum(report.counts.values())
+    if total > _SHOWN:
+        console.print(f"... and {total - _SHOWN} more; --json names up to {checking.PROBLEMS_MAX}")
+    for note in report.notes:
+        console.print(f"note: {note}", markup=False)
+    rate = report.bytes_read / report.seconds / 1e9 if report.seconds else 0.0
+    console.print(
+        f"{report.blocks_stored} blocks, {report.pages_right} pages right; "
+        f"{report.bytes_read} bytes in {report.seconds:.2f} s ({rate:.2f} GB/s)"
+    )
+    kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(report.counts.items()))
+    repair = "`prefetchd store repair` removes what fails"
+    console.print(f"{total} problems ({kinds}); {repair}" if total else "nothing is wrong")
+
+
+@store_app.command("repair")
+def repair(
+    folder: StorePath, raw: RawFlag = False, device: DeviceName = "uring", json: JsonFlag = False
+) -> None:
+    """Remove what fails its checks, make journal and headers agree, free what belongs to nothing.
+
+    Exit code 1: something is left that could not be helped.
+    """
+    with _bars() as bar:
+        done = checking.repair(
+            folder,
+            Opening(raw=raw),
+            device=device,
+            scanning=bar("reading headers"),
+            progress=bar("checking"),
+        )
+    if json:
+        _print_json(done)
+    else:
+        console = _out()
+        for words in done.left[:_SHOWN]:
+            console.print(words, markup=False)
+        console.print(
+            f"{done.removed} blocks removed, {done.headers_written} headers and the journal "
+            f"written; {done.blocks_stored} blocks are stored"
+        )
+    if done.left:
+        raise typer.Exit(1)
+
+
+@store_app.command("erase")
+def erase(
+    folder: StorePath,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    raw: RawFlag = False,
+    json: JsonFlag = False,
+) -> None:
+    """Remove a store: its own files on all its paths, and nothing else that lies there."""
+    parts = parts_of(folder, raw=raw)
+    words = ", ".join(str(part) for part in parts)
+    if not yes and not sys.stdin.isatty():
+        raise ValueError(f"{words} would be erased; say --yes")
+    if not yes and not typer.confirm(f"Erase the store on {words}?", err=True):
+        raise ValueError("nothing was erased")
+    gone = erase_store(parts, raw=raw)
+    if json:
+        _print_json({"erased": [str(path) for path in gone]})
+    else:
+        _out().print("\n".join(f"erased {path}" for path in gone), markup=False)

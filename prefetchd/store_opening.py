@@ -1,0 +1,176 @@
+"""Opening a store: its parts found, checked, locked, and what is wrong with them told to people.
+
+Decides what is good enough to be opened, and how: to be written, only to be read, or without some
+of its paths. Refuses to know what lies in it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from prefetchd.device import File
+from prefetchd.format import MAGIC, FormatError, Superblock, newest_superblock
+from prefetchd.hostinfo import Medium, medium_of
+from prefetchd.layout import Layout
+from prefetchd.raw import size_bytes
+from prefetchd.store import Store
+from prefetchd.store_place import StoreError, close_all, data_path, open_data, take_lock, told
+
+_FRONT_BYTES = 1 << 18  # both superblocks, at any alignment
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """How a store is to be opened. `read_only`: nothing is written, not even that it is in use;
+    other readers may have it open too. `allow_missing_paths`: without those of its paths that
+    cannot be had, the first excepted. `raw`: a path may be a device that holds it directly."""
+
+    read_only: bool = False
+    allow_missing_paths: bool = False
+    raw: bool = False
+
+
+def open_store(
+    directory: Path, layout: Layout | None = None, opening: Opening | None = None
+) -> Store:
+    """Take ownership of a store and read its superblocks.
+
+    Raises StoreError: missing, foreign, damaged, newer, of another layout, cut short, owned by
+    another process, not permitted, O_DIRECT not offered; or one of its files swapped or missing.
+    """
+    opening = opening or Opening()
+    files: list[File] = []
+    locks: list[int] = []
+    try:
+        first, medium = _open_file(directory, opening, files, locks)
+        if first.stripe:
+            raise StoreError(
+                f"{directory} holds part {first.stripe + 1} of {first.stripes} of a store; open "
+                "the folder of its first part"
+            )
+        _check_layout(directory, first, layout)
+        superblocks = [first]
+        folders = [directory, *map(Path, first.paths[1:])]
+        notes: list[str] = []
+        missing: set[int] = set()
+        for number, folder in enumerate(folders[1:], 1):
+            part = first.of_stripe(number)
+            try:
+                part, _ = _open_file(folder, opening, files, locks)
+            except StoreError as error:
+                notes.append(_without(directory, number, error, opening))
+                missing.add(number)
+                _make_absent(files, number, folder, part)
+            if (part.store_id, part.stripe) != (first.store_id, number):
+                raise StoreError(
+                    f"store {directory}: {folder} should hold its part {number + 1}, but holds "
+                    f"{_described(part, first)}; put the right folder in its place"
+                )
+            superblocks.append(part)
+        gone = frozenset(missing)
+        return Store(
+            tuple(folders), superblocks, files, medium, locks, gone, opening.read_only, tuple(notes)
+        )
+    except BaseException:
+        close_all([*(file.fd for file in files), *locks])
+        raise
+
+
+def _without(directory: Path, number: int, error: StoreError, opening: Opening) -> str:
+    """What is said of a path that is left out. Raises StoreError if that is not allowed."""
+    if not opening.allow_missing_paths:
+        raise StoreError(
+            f"store {directory}: its part {number + 1} cannot be had: {error}; put it back, or "
+            "open the store without it: allow_missing_paths=True (--allow-missing-paths)"
+        ) from error
+    return f"opened without part {number + 1}, whose blocks are misses: {error}"
+
+
+def _make_absent(files: list[File], number: int, folder: Path, part: Superblock) -> None:
+    """A file in its place that no device can use."""
+    close_all([file.fd for file in files[number:]])
+    files[number:] = [File(-1, str(folder), part.file_bytes)]
+
+
+def _described(part: Superblock, first: Superblock) -> str:
+    if part.store_id != first.store_id:
+        return "a part of another store"
+    return f"its part {part.stripe + 1}"
+
+
+def _open_file(
+    place: Path, opening: Opening, files: list[File], locks: list[int]
+) -> tuple[Superblock, Medium]:
+    """What is opened is appended to `files` and `locks`, also if this raises."""
+    with told(place, opening=not opening.read_only):
+        path = data_path(place, raw=opening.raw)
+        if not path.exists():
+            raise StoreError(f"there is no store in {place}; create one first")
+        locks.append(take_lock(place, shared=opening.read_only))
+        fd = open_data(place, raw=opening.raw, read_only=opening.read_only)
+        files.append(File(fd, str(path), 0))
+        shape = _read_superblock(fd, place)
+        medium = medium_of(fd, str(path))
+        _check_alignment(place, shape, medium)
+        files[-1] = File(fd, str(path), shape.file_bytes, medium.alignment_bytes)
+        return shape, medium
+
+
+def superblock_of(place: Path, opening: Opening) -> Superblock:
+    """Of a store that nobody has open for writing. Raises StoreError."""
+    files: list[File] = []
+    locks: list[int] = []
+    try:
+        return _open_file(place, opening, files, locks)[0]
+    finally:
+        close_all([*(file.fd for file in files), *locks])
+
+
+def exists(place: Path, *, raw: bool = False) -> bool:
+    """Whether a store seems to be there."""
+    path = data_path(place, raw=raw)
+    if path != place:
+        return path.exists()
+    with told(place), open(path, "rb") as device:
+        return device.read(len(MAGIC)) == MAGIC
+
+
+def _read_superblock(fd: int, directory: Path) -> Superblock:
+    with mmap.mmap(-1, _FRONT_BYTES) as memory:
+        length = os.preadv(fd, [memory], 0)
+        front = np.frombuffer(memory[:length], np.uint8)
+    try:
+        shape = newest_superblock(front)
+    except (FormatError, msgspec.DecodeError) as error:
+        raise StoreError(f"{directory} cannot be opened as a store: {error}") from error
+    size = size_bytes(fd)
+    if size < shape.file_bytes:
+        raise StoreError(
+            f"store {directory} is cut short: {size} of {shape.file_bytes} bytes are there; "
+            "restore the file or erase the folder"
+        )
+    return shape
+
+
+def _check_layout(directory: Path, shape: Superblock, layout: Layout | None) -> None:
+    if layout is not None and shape.fingerprint != layout.fingerprint():
+        raise StoreError(
+            f"store {directory} was made for another layout: {shape.layers} pages of "
+            f"{shape.page_bytes} bytes a block (fingerprint {shape.fingerprint.hex()[:8]}), asked "
+            f"for {layout.name} with {layout.layers} pages of {layout.page_bytes} bytes "
+            f"({layout.fingerprint().hex()[:8]}); name the right layout or use another folder"
+        )
+
+
+def _check_alignment(directory: Path, shape: Superblock, medium: Medium) -> None:
+    if shape.alignment_bytes % medium.alignment_bytes:
+        raise StoreError(
+            f"store {directory} is aligned to {shape.alignment_bytes} bytes, but here the device "
+            f"needs {medium.alignment_bytes}; create the store anew on this device"
+        )

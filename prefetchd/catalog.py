@@ -50,7 +50,7 @@ class Catalog:
         self.free = FreeExtents(np.arange(blocks), superblock.stripes)
         self.discarded: list[int] = []
         """Blocks that are hidden and to be removed by whoever makes room: put again elsewhere while
-        their path was away, or found before it turned out that they cannot be made to last."""
+        their path was away, given up while open, or found and then not stored."""
         self._seeds = np.zeros(blocks, np.uint64)
         self._checksums = self.table["checksums"]
         self._used = np.zeros(blocks, np.int64)

@@ -245,7 +245,7 @@ class PutTicket(_Awaitable):
 
     def withdraw(self, position: int, failure: str) -> None:
         """A block that had been acknowledged could not be written."""
-        self._blocks[position] = -1
+        self._blocks[position], self._stamps[position] = -1, 0
         self.failures.append(failure)
 
     def wait(self, timeout_s: float = 60.0) -> Self:

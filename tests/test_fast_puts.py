@@ -11,6 +11,7 @@ import pytest
 
 from prefetchd import Outcome, Runtime
 from prefetchd.devices.faulty import Faulty
+from prefetchd.writer import Writer
 from tests.runtime_bench import (
     HASTY,
     LAYERS,
@@ -157,6 +158,32 @@ def test_a_write_that_does_not_end_is_given_up_and_its_extent_is_not_used_again(
         assert np.array_equal(read_all(runtime, better.blocks), pages[1:])
         assert runtime.stats().store_writes.blocks_used == 1
         assert runtime.stats().writes_given_up == 0
+
+
+def test_a_late_write_that_ends_well_while_its_key_is_copied_again_stays_the_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pages = content(1)
+    with FaultyRuntime(options=replace(QUICK, put_timeout_s=0.05)) as runtime:
+        harm_next(runtime, (1, "stall"))  # the flush
+        late = runtime.put(keys(1), pages)
+        assert late.blocks.tolist() == [-1]
+        plain, catalog = Writer.fill, runtime._parts.catalog
+        runtime._puts._write_timeout_ns = 30 * 10**9
+
+        def slow(writer: Writer, job: Any, rows: Any) -> Any:
+            device(runtime).release_stalled()
+            runtime.engine.wait(lambda: catalog.find(job.key) >= 0)
+            return plain(writer, job, rows)
+
+        monkeypatch.setattr(Writer, "fill", slow)
+        again = runtime.put(keys(1), pages, durability="fast")
+        assert runtime.lookup(keys(1)).tolist() == again.blocks.tolist() == [0]
+        settle(runtime)
+        assert np.array_equal(read_all(runtime, again.blocks), pages)
+        stats = runtime.stats()
+        assert (stats.store_writes.blocks_used, stats.writes_given_up) == (1, 0)
+        assert pinned(runtime) == 0
 
 
 def test_a_key_whose_block_expired_before_it_was_flushed_can_be_put_again() -> None:

@@ -10,6 +10,7 @@ from prefetchd.assembly import Options
 from prefetchd.device import DeviceError
 from prefetchd.engine import EngineError
 from prefetchd.gpu import GpuError
+from prefetchd.growing import GrowError, GrowingBlock
 from prefetchd.keys import block_keys
 from prefetchd.layout import Layout, LayoutError, uniform
 from prefetchd.lookups import Found
@@ -28,6 +29,8 @@ __all__ = [
     "EngineError",
     "Found",
     "GpuError",
+    "GrowError",
+    "GrowingBlock",
     "Layout",
     "LayoutError",
     "Options",

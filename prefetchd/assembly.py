@@ -47,6 +47,7 @@ _COUNTS = (
     "depth",
     "write_buffers",
     "put_threads",
+    "open_blocks_max",
     "staging_bytes",
     "flush_after_blocks",
     "cap_bytes",
@@ -63,7 +64,7 @@ class Options:
     `write_buffers`: blocks on their way to the store at once. `put_threads`: how many copy a large
     put, the caller's included (None: as the cores allow). `demand_timeout_s`: after it a
     demand is answered with what is there, the rest as missing. `put_timeout_s`: after it a block
-    that the device does not write is given up.
+    that the device does not write is given up. `open_blocks_max`: blocks that grow at once.
 
     `flush_after_blocks`, `flush_after_s`: what a crash may take of what was put "fast".
     `cap_bytes`: the store uses no more of its files than that. `quota_bytes`: nor this namespace
@@ -84,6 +85,7 @@ class Options:
     evict: str = "cycle"
     depth: int = 128
     write_buffers: int = 16
+    open_blocks_max: int = 64
     put_threads: int | None = None
     demand_timeout_s: float = 10.0
     put_timeout_s: float = 30.0

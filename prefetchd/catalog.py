@@ -1,24 +1,24 @@
 """Which block lies where, and what its pages must hash to.
 
-Decides allocation, visibility, expiry and who goes first: a reserved extent is nobody's until it
-is published, and then every reader finds it; a removed one is nobody's until that, too, is on the
-medium. Reads and writes nothing itself, and reads no clock.
+Decides allocation, expiry and who goes first: a reserved extent is nobody's until it is opened or
+published; a removed one is nobody's until that, too, is on the medium. Who is found how is the
+index's. Reads and writes nothing itself, and reads no clock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import takewhile
-
 import numpy as np
 from numpy.typing import NDArray
 
-from prefetchd.extents import FreeExtents, of_path
+from prefetchd.extents import FreeExtents
 from prefetchd.format import Binding, Superblock, page_checksum
+from prefetchd.index import Index
 from prefetchd.lookups import Stamps
-from prefetchd.model import NO_IDS, Ids, Mask, Slots, every
+from prefetchd.model import Ids, Mask, Slots
 from prefetchd.policy import oldest
 from prefetchd.records import NEVER_NS, PUBLISH, Records, record_dtype
+
+_NO_KEY = bytes(16)
 
 
 class StoreFullError(Exception):
@@ -27,9 +27,8 @@ class StoreFullError(Exception):
 
 class Catalog:
     """Blocks of one namespace in one store. Those of other namespaces take space, expire and can be
-    evicted; nobody finds or reads them here. `visible`, one a block, is kept up to date for whoever
-    else looks at it. `table`: the last record of each block, as it is (or is about to be) on the
-    medium.
+    evicted; nobody finds or reads them here. `visible`: see `Index`. `table`: the last record of
+    each block, as it is (or is about to be) on the medium.
     """
 
     def __init__(self, superblock: Superblock, binding: Binding, visible: Mask) -> None:
@@ -37,6 +36,7 @@ class Catalog:
         self.superblock = superblock
         self.binding = binding
         self.table: Records = np.zeros(blocks, record_dtype(superblock.layers))
+        self.index = Index(superblock, self.table["key"], visible)
         self.busy = np.zeros(blocks, np.bool_)  # on their way to the medium: not to be removed yet
         self.blocks_max = self.mine_max = blocks
         """How many extents may be in use, by all namespaces and by this one."""
@@ -44,19 +44,13 @@ class Catalog:
         """Of what was last put at each index; see `Found`."""
         self.next_expiry_ns = NEVER_NS
         """When `expired` is worth asking."""
-        self._block_of: dict[bytes, int] = {}
-        self._suspended_of: dict[bytes, int] = {}
-        self._visible = visible
         self._taken = np.zeros(blocks, np.bool_)
         self._mine = np.zeros(blocks, np.bool_)  # taken by this namespace
-        self._foreign = np.zeros(blocks, np.bool_)  # published by others
         self._stamp = superblock.epoch << 32
         self.free = FreeExtents(np.arange(blocks), superblock.stripes)
-        self._away: set[int] = set()  # paths that cannot be read
-        self._suspended = np.zeros(blocks, np.bool_)  # there, on such a path
         self.discarded: list[int] = []
         """Blocks that are hidden and to be removed by whoever makes room: put again elsewhere while
-        their path was away, or found before it turned out that they cannot be made to last."""
+        their path was away, given up while open, or found and then not stored."""
         self._seeds = np.zeros(blocks, np.uint64)
         self._checksums = self.table["checksums"]
         self._used = np.zeros(blocks, np.int64)
@@ -66,7 +60,7 @@ class Catalog:
 
     @property
     def blocks_visible(self) -> int:
-        return int(np.count_nonzero(self._visible))
+        return len(self.index.block_of)
 
     def next_sequence(self) -> int:
         self.sequence += 1
@@ -84,49 +78,24 @@ class Catalog:
         self.free = FreeExtents(np.flatnonzero(~self._taken), self.superblock.stripes)
         mine = held & ~occupied & (table["namespace"] == np.void(self.binding.namespace))
         self._mine[:] = mine
-        self._foreign[:] = held & ~occupied & ~mine
+        self.index.adopt(mine, held & ~occupied & ~mine)
         self.mine_used = int(np.count_nonzero(mine))
         self.stamps[:] = self._stamp
         # Nobody remembers who used them; those written first go first.
         self._used[:] = table["sequence"].astype(np.int64) - (1 << 62)
         blocks = np.flatnonzero(mine)
         self._seeds[blocks] = self.binding.seeds(table["key"][blocks])
-        self._block_of = dict(zip(table["key"][blocks].tolist(), blocks.tolist(), strict=True))
-        self._visible[:] = mine
         known = held & ~occupied
         self.next_expiry_ns = int(table["expires_ns"][known].min(initial=NEVER_NS))
 
     def find(self, key: bytes) -> int:
-        return self._block_of.get(key, -1)
-
-    def prefix(self, keys: Sequence[bytes]) -> Ids:
-        """Block indices of the longest known prefix of `keys`."""
-        found = list(takewhile(lambda block: block >= 0, map(self.find, keys)))
-        return np.array(found, np.int64) if found else NO_IDS
-
-    def known(self, pages: Ids) -> Mask:
-        """Which page ids belong to visible blocks."""
-        inside = (pages >= 0) & (pages < self._visible.size * self.superblock.layers)
-        blocks = np.where(inside, pages, 0) // self.superblock.layers
-        known: Mask = inside & self.stored(blocks)
-        return known
-
-    def stored(self, blocks: Ids) -> Mask:
-        """Which of these blocks are there, on whatever path."""
-        there: Mask = self._visible[blocks] | self._suspended[blocks]
-        return there
-
-    def all_stored(self, blocks: Ids) -> bool:
-        """The same for all at once, at the least cost when the answer is yes."""
-        if every(self._visible[blocks]):
-            return True
-        return bool(self._away) and bool(self.stored(blocks).all())
+        return self.index.find(key)
 
     def unchanged(self, pages: Ids, stamps: Stamps) -> Mask:
         """Which page ids belong to the very blocks that had these stamps, one a page."""
         if stamps.shape != pages.shape:
             raise ValueError(f"{pages.shape} pages with {stamps.shape} stamps; give one a page")
-        known = self.known(pages)
+        known = self.index.known(pages)
         same: Mask = self.stamps[np.where(known, pages, 0) // self.superblock.layers] == stamps
         return known & same
 
@@ -195,28 +164,35 @@ class Catalog:
 
     def publish(self, block: int) -> None:
         """From here on the block is found by its key, and its pages can be read."""
-        row = self.table[block]
-        key = row["key"].tobytes()
-        if self._suspended_of and (older := self._suspended_of.pop(key, -1)) >= 0:
-            self._suspended[older] = False
+        if (older := self.index.publish(block)) >= 0:
             self.discarded.append(older)
-        if block % self.superblock.stripes in self._away:
-            self._suspended[block] = True
-            self._suspended_of[key] = block
-            return
-        self._block_of[key] = block
-        self._visible[block] = True
-        self.next_expiry_ns = min(self.next_expiry_ns, int(row["expires_ns"]))
+        self.next_expiry_ns = min(self.next_expiry_ns, int(self.table["expires_ns"][block]))
         self._clock += 1
         self._used[block] = self._clock
+
+    def open(self, block: int) -> None:
+        """The pages of a reserved block can be asked for, but no key leads to it yet."""
+        row = self.table[block : block + 1]
+        row["kind"], row["key"], row["expires_ns"] = 0, np.void(_NO_KEY), NEVER_NS
+        self._stamp += 1
+        self.stamps[block] = self._stamp
+        self.index.open(block)
+        self.busy[block] = False
+
+    def seal(self, block: int) -> None:
+        """An open block is on its way to the medium."""
+        self.busy[block] = True
 
     # --- removal ---
 
     def expired(self, wall_ns: int) -> Ids:
         """Blocks whose time is over. Found once: from here on nobody finds them."""
-        there = self._visible | self._foreign | self._suspended
+        index = self.index
+        there = index.visible | index.foreign | index.suspended
         stays = there & (self.table["expires_ns"] > wall_ns)
-        over: Ids = np.flatnonzero(there & ~stays)
+        over = np.flatnonzero(there & ~stays)
+        # A block that is open, or not yet found by its key, has no time to live.
+        over = over[index.foreign[over] | index.named(over)]
         self.hide(over)
         self.next_expiry_ns = int(self.table["expires_ns"][stays].min(initial=NEVER_NS))
         return over
@@ -224,7 +200,8 @@ class Catalog:
     def victims(self, count: int, held: Mask, *, mine: bool) -> Ids:
         """Up to `count` blocks that have not been used for longest, `held` and busy ones left out:
         of this namespace only (`mine`), or of all. They are still found."""
-        allowed = (self._visible if mine else self._visible | self._foreign) & ~held & ~self.busy
+        visible = self.index.visible
+        allowed = (visible if mine else visible | self.index.foreign) & ~held & ~self.busy
         for path in sorted(self.free.barred):  # their extents would be of no use
             allowed[path :: self.superblock.stripes] = False
         return self.least_used(allowed, count)
@@ -234,38 +211,7 @@ class Catalog:
 
     def hide(self, blocks: Ids) -> None:
         """Nobody finds these blocks from here on; their extents stay taken."""
-        self._visible[blocks] = self._foreign[blocks] = self._suspended[blocks] = False
-        for block in blocks.tolist():
-            key = self.table["key"][block].tobytes()
-            for found in (self._block_of, self._suspended_of):
-                if found.get(key) == block:
-                    del found[key]
-
-    def discard(self, block: int) -> None:
-        self.hide(np.array([block]))
-        self.discarded.append(block)
-
-    # --- paths ---
-
-    def suspend(self, path: int) -> None:
-        """The blocks of this path are not found until it is back; their page ids stay theirs."""
-        self._away.add(path)
-        blocks = of_path(self._visible, path, self.superblock.stripes)
-        self._visible[blocks] = False
-        self._suspended[blocks] = True
-        for block in blocks.tolist():
-            key = self.table["key"][block].tobytes()
-            if self._block_of.get(key) == block:
-                self._suspended_of[key] = self._block_of.pop(key)
-
-    def resume(self, path: int) -> None:
-        """They are found again; those that were put anew meanwhile are `discarded` already."""
-        self._away.discard(path)
-        blocks = of_path(self._suspended, path, self.superblock.stripes)
-        self._suspended[blocks] = False
-        self._visible[blocks] = True
-        for key in self.table["key"][blocks].tolist():
-            self._block_of[key] = self._suspended_of.pop(key)
+        self.index.hide(blocks)
 
     def say(self, blocks: Ids, kind: int) -> Records:
         """New records of these blocks, of this kind and with the next sequence numbers."""

@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefetchd.catalog import Catalog
-from prefetchd.device import OP, SYNC, WRITE, Ops
+from prefetchd.device import SYNC, WRITE, Ops
 from prefetchd.journal import Journal, Piece
 from prefetchd.model import Ids
-from prefetchd.pipeline import COMMIT_BIT, WRITE_TAG, ByteCounts, FlushLimits, Job, Phase, Trouble
+from prefetchd.pipeline import COMMIT_BIT, ByteCounts, FlushLimits, Job, Phase, Todo, Trouble
 from prefetchd.records import PUBLISH, REMOVE, encode_headers
 
 ROWS = 64  # records of one commit
@@ -93,7 +93,7 @@ class Commit:
 
     def add(self, job: Job, now_ns: int) -> None:
         """The payload of a block has been written."""
-        job.written_ns = now_ns
+        job.since_ns = job.since_ns or now_ns
         self._unflushed.append(job)
         self._dirty.add(job.block % self.catalog.superblock.stripes)
 
@@ -135,7 +135,7 @@ class Commit:
             return bool(self._said)
         if self.draining or self.hurried or len(waiting) >= self._limits.blocks:
             return True
-        if now_ns - waiting[0].written_ns >= self._limits.age_ns:
+        if now_ns - min(job.since_ns for job in waiting) >= self._limits.age_ns:
             return True
         return any(job.durable for job in waiting)
 
@@ -189,22 +189,15 @@ class Commit:
             return self._begin([(0, SYNC, 0, 0, 0)])
         return self._begin([self._piece(piece, 0)])
 
-    def _piece(self, piece: Piece, at: int) -> tuple[int, int, int, int, int]:
+    def _piece(self, piece: Piece, at: int) -> Todo:
         self._region[at : at + len(piece.data)] = piece.data
         self.written.journal += len(piece.data)
         self._dirty.add(0)
         return 0, WRITE, piece.offset, at, len(piece.data)
 
-    def _begin(self, todo: list[tuple[int, int, int, int, int]]) -> Ops:
+    def _begin(self, todo: list[Todo]) -> Ops:
         assert self._under is not None
-        ops = np.zeros(len(todo), OP)
-        columns = np.array(todo, np.int64).reshape(len(todo), 5).T
-        ops["file"], ops["kind"], ops["offset"], ops["memory"], ops["length"] = columns
-        ops["memory"] += self._start
-        serials = np.arange(self._serial, self._serial + len(todo), dtype=np.uint64)
-        ops["tag"] = WRITE_TAG | np.uint64(COMMIT_BIT) | serials
-        self._under.first = self._serial
-        self._under.left = dict(zip(serials.tolist(), columns[4].tolist(), strict=True))
+        ops = self._under.begin(todo, self._start, self._serial)
         self._serial += len(todo)
         return ops
 
@@ -243,10 +236,10 @@ class Commit:
             # What cannot be said keeps its extent out of use.
             (self._stuck if number in under.wrong else self._unsaid).append(block)
         for number, job in enumerate(under.jobs, count):
-            if number not in under.wrong or job.visible:
+            if number not in under.wrong:
                 self._said.append(job)
             else:
-                self._removing.append(job.block)  # the journal may say that it is there
+                self._discard(job, said=True)  # the journal may say that it is there
                 ended.append((job, under.wrong[number]))
         if (failure := under.wrong.get(rows)) is not None:
             self._lose_journal(failure)
@@ -267,34 +260,41 @@ class Commit:
         shape = self.catalog.superblock
         if 0 in bad and shape.stripes > 1 and self.journal.generation:
             self._lose_journal(bad[0])  # the headers on the other paths say it all
-        ended: Ended = []
-        for job in self._said:
-            self.catalog.busy[job.block] = False
-            result = bad.get(job.block % shape.stripes, 0)
-            if result and not job.visible:
-                self._removing.append(job.block)
-            ended.append((job, result))
         for block in self._unsaid:
             if block % shape.stripes in bad:
                 self._removing.append(block)
             else:
                 self.catalog.give_back(block)
-        self._said, self._unsaid = [], []
-        return ended + self._payloads_flushed(under.jobs, bad, now_ns)
-
-    def _payloads_flushed(self, jobs: list[Job], bad: dict[int, int], now_ns: int) -> Ended:
+        said, self._said, self._unsaid = self._said, [], []
         ended: Ended = []
-        for job in jobs:
-            file = job.block % self.catalog.superblock.stripes
-            if file not in bad:
-                self._ready.append(job)
-            elif job.visible and file not in self.broken:
-                job.written_ns = now_ns
-                self._unflushed.append(job)
-                self._dirty.add(file)
-            else:
+        for number, job in enumerate([*said, *under.jobs]):
+            is_said = number < len(said)
+            if job.block % shape.stripes in bad:
+                ended += self._not_flushed(job, bad, now_ns, said=is_said)
+            elif is_said:
                 self.catalog.busy[job.block] = False
-                if not job.visible:
-                    self.catalog.give_back(job.block)
-                ended.append((job, bad[file]))
+                ended.append((job, 0))
+            else:
+                self._ready.append(job)
         return ended
+
+    def _not_flushed(self, job: Job, bad: dict[int, int], now_ns: int, *, said: bool) -> Ended:
+        """What is found is flushed and recorded anew, unless nothing can be written there."""
+        file = job.block % self.catalog.superblock.stripes
+        if job.visible and file not in self.broken:
+            job.since_ns = now_ns
+            self._unflushed.append(job)
+            self._dirty.add(file)
+            return []
+        self._discard(job, said=said)
+        return [(job, bad[file])]
+
+    def _discard(self, job: Job, *, said: bool) -> None:
+        """Free its extent again; that of a block that can be read goes when nobody reads it."""
+        if job.staged or job.visible:
+            return
+        self.catalog.busy[job.block] = False
+        if said:
+            self._removing.append(job.block)
+        else:
+            self.catalog.give_back(job.block)

@@ -26,17 +26,18 @@ not end in time is abandoned: its page is forgotten, and its slot stays the devi
 completion does come, so that no slot is ever shared (law 2). Completions carry the slot's
 generation; an old one changes nothing but that.
 
+*Pages that callers bring* take slots that no demand lacks, and keep them until the store has them.
+
 Rules: state is changed only in here; arrays in events and commands are never written to
 afterwards; nothing iterates a set; ties break by the order of the caller's arrays.
 """
 
 from __future__ import annotations
 
-from typing import assert_never
-
 import numpy as np
 
 from prefetchd.demands import UNPLACED, Demand, Demands
+from prefetchd.fills import Fills
 from prefetchd.foresight import Foresight
 from prefetchd.guarded import Guarded
 from prefetchd.limits import CoreLimits
@@ -47,7 +48,6 @@ from prefetchd.model import (
     Completed,
     Demanded,
     Event,
-    Forgotten,
     Hinted,
     Idle,
     Ids,
@@ -83,6 +83,8 @@ class Core:
         self.foresight = Foresight(staging, guarded, planner, self._observer, limits.candidates)
         self.reads = Reads(staging, planner, self._observer.counters, limits.read_timeout_ns)
         self.counters = self._observer.counters
+        slots_max = int(limits.filled_share_max * staging.slots)
+        self.fills = Fills(staging, self.demands, self._observer, self.foresight, slots_max)
 
     @property
     def reading(self) -> int:
@@ -112,12 +114,8 @@ class Core:
             commands = self._hinted(event, now_ns)
         elif isinstance(event, Idle):
             commands = self._idle(now_ns)
-        elif isinstance(event, Forgotten):
-            self.foresight.forget()
-            commands = []
-            self._observer.evicted(self.staging.forget(event.pages), by_prefetch=False)
         else:
-            assert_never(event)
+            commands = [*self.fills.handle(event), *self._serve(now_ns)]
         if now_ns >= self.reads.look_ns:
             commands += self._sweep(now_ns)
         return commands

@@ -18,7 +18,7 @@ from prefetchd.catalog import Catalog
 from prefetchd.depth import DepthMeter
 from prefetchd.device import DONE, OP, Arena, Completions, Ops, StorageDevice
 from prefetchd.hostinfo import errno_name
-from prefetchd.model import Cancel, Completed, Ids, IoClass, Mask, Read, Slots, every
+from prefetchd.model import Cancel, Completed, Fill, Ids, IoClass, Mask, Read, Slots, every
 from prefetchd.paths import Paths
 from prefetchd.pipeline import WRITE_TAG, Trouble, is_probe, path_of_probe
 from prefetchd.places import locate
@@ -118,6 +118,12 @@ class Driver:
         first = np.flatnonzero(np.concatenate([[True], ~follows]))
         self._run[slots[first]] = np.diff(first, append=len(pages))
         return pages[first], slots[first]
+
+    def fill(self, command: Fill) -> None:
+        """Give slots the bytes of their block: those that the writer has of it, or else zeros."""
+        block = int(command.pages[0]) // self.catalog.superblock.layers
+        payload = self.writer.payload(block)
+        self.staging[command.slots] = 0 if payload is None else payload
 
     def write(self, now_ns: int) -> None:
         """Queue what the writer has to do now; `start` hands it to the device."""

@@ -119,7 +119,7 @@ class Engine:
                 elif isinstance(command, Cancel):
                     self.driver.cancel(command)
                 else:
-                    raise TypeError(f"unknown command {command}")
+                    self.driver.fill(command)
             self.driver.start(now_ns)
 
     def collect(self) -> bool:

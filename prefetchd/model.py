@@ -37,7 +37,7 @@ def every(mask: Mask) -> bool:
 class Outcome(IntEnum):
     """How a demanded page was found."""
 
-    RETAINED = 0  # resident since an earlier demand
+    RETAINED = 0  # resident since an earlier demand, or since a caller brought it
     TIMELY = 1  # resident thanks to a prefetch
     LATE = 2  # its read was still in flight
     MISS = 3  # it had to be read, or could not be
@@ -199,7 +199,30 @@ class Forgotten:
     pages: Ids
 
 
-Event = Demanded | Released | Hinted | Completed | Idle | Forgotten
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """A caller has bytes for these distinct pages, which are not here and which nobody may ask for
+    yet. There is room for all of them (a `Fill` comes of it) or for none."""
+
+    pages: Ids
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """The bytes of offered pages are in their slots. They stay until `Cleaned`."""
+
+    pages: Ids
+
+
+@dataclass(frozen=True, slots=True)
+class Cleaned:
+    """Filled pages need not be kept any longer: the store has them, or never will."""
+
+    pages: Ids
+
+
+StoreEvent = Forgotten | Offered | Filled | Cleaned
+Event = Demanded | Released | Hinted | Completed | Idle | StoreEvent
 
 
 # --- commands: what is to be done ---
@@ -214,6 +237,14 @@ class Read:
     generations: NDArray[np.int64]
     io_class: IoClass
     deadline_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """Copy the bytes of offered pages into these slots; then say `Filled`."""
+
+    pages: Ids
+    slots: Slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,4 +272,4 @@ class PlanSoon:
     """An `Idle` event is wanted as soon as nothing urgent is waiting."""
 
 
-Command = Read | Cancel | Ready | PlanSoon
+Command = Read | Fill | Cancel | Ready | PlanSoon

@@ -118,7 +118,7 @@ class Paths:
         self.uneasy = self.down = True
         if reading and not self.unreadable[path]:
             self.unreadable[path] = True
-            self._catalog.suspend(path)
+            self._catalog.index.suspend(path)
         if not self.unwritable[path]:
             self.unwritable[path] = True
             self._commit.broken.add(path)
@@ -128,7 +128,7 @@ class Paths:
         """As far as both directions allow."""
         if self.unreadable[path] and self._reading[path].state != State.FAILED:
             self.unreadable[path] = False
-            self._catalog.resume(path)
+            self._catalog.index.resume(path)
             log.warning("%s: this path can be read again", self.names[path])
         if self.unreadable[path] or self._writing[path].state == State.FAILED:
             return

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from prefetchd.device import OP, Ops
 from prefetchd.model import NO_IDS, Ids
 
 WRITE_TAG = np.uint64(1 << 63)
@@ -48,17 +49,34 @@ class Waiter:
 
 @dataclass(slots=True)
 class Job:
-    """A block on its way to the medium, first through write buffer `buffer`. `visible`: it is
-    found already."""
+    """A block on its way to the medium, first through write buffer `buffer`. `visible`: it is found
+    already. `opened`: its extent and its pages in staging were there before the put. `staged`: its
+    pages came into staging before it was written. `written`: the device has its payload.
+    `deadline_ns`: until then a staged one is waited for. `since_ns`: when it was found, or else
+    written."""
 
     block: int
     key: bytes
     waiters: list[Waiter]
+    deadline_ns: int
     buffer: int
     seed: int
+    opened: bool = False
     visible: bool = False
+    staged: bool = False
+    written: bool = False
     given_up: bool = False
-    written_ns: int = 0
+    since_ns: int = 0
+
+    @property
+    def behind(self) -> bool:
+        """Whether it is found while nothing but staging has its bytes."""
+        return self.visible and not self.written
+
+    @property
+    def awaited(self) -> bool:
+        """Whether its end is of interest to anybody."""
+        return bool(self.waiters) or self.behind
 
     @property
     def durable(self) -> bool:
@@ -74,6 +92,10 @@ class Trouble:
     file: int
 
 
+Todo = tuple[int, int, int, int, int]
+"""One operation of a commit: file, kind, offset, memory, length."""
+
+
 @dataclass(slots=True)
 class Phase:
     """The phase of a commit that is under way: what it is about, and what has come of it."""
@@ -85,6 +107,19 @@ class Phase:
     left: dict[int, int] = field(default_factory=dict)  # tag: bytes expected
     wrong: dict[int, int] = field(default_factory=dict)  # number of the operation: its result
     first: int = 0
+
+    def begin(self, todo: list[Todo], start: int, serial: int) -> Ops:
+        """Its operations, with serial numbers from `serial` on in their tags; `start`: where their
+        memory is counted from."""
+        ops = np.zeros(len(todo), OP)
+        columns = np.array(todo, np.int64).reshape(len(todo), 5).T
+        ops["file"], ops["kind"], ops["offset"], ops["memory"], ops["length"] = columns
+        ops["memory"] += start
+        serials = np.arange(serial, serial + len(todo), dtype=np.uint64)
+        ops["tag"] = WRITE_TAG | np.uint64(COMMIT_BIT) | serials
+        self.first = serial
+        self.left = dict(zip(serials.tolist(), columns[4].tolist(), strict=True))
+        return ops
 
 
 @dataclass(slots=True)

@@ -15,17 +15,17 @@ from numpy.typing import NDArray
 
 from prefetchd.admission import Admission
 from prefetchd.assembly import Options, Parts
+from prefetchd.behind import Behind, why_not
 from prefetchd.catalog import StoreFullError
 from prefetchd.driver import Driver
 from prefetchd.engine import Engine
 from prefetchd.filling import Fillers, threads_for_copies
-from prefetchd.hostinfo import errno_name
 from prefetchd.model import Mask
 from prefetchd.pipeline import Job, Waiter
 from prefetchd.records import NEVER_NS
 from prefetchd.room import Room
 from prefetchd.tickets import PutTicket
-from prefetchd.writer import Written
+from prefetchd.writer import News, Written
 
 DURABILITIES = ("durable", "fast")
 _BUSY = "all write buffers are busy; the device ends no write"
@@ -79,6 +79,7 @@ class Puts:
         self._engine = engine
         self._driver = driver
         self.room = room
+        self.behind = Behind(engine, driver, room)
         self.admission = admission
         self.fillers = fillers
         self._room_timeout_ns = limits.room_timeout_ns
@@ -91,19 +92,10 @@ class Puts:
         self, names: list[bytes], pages: NDArray[np.generic], durability: str, ttl_s: float | None
     ) -> PutTicket:
         """Raises ValueError for a wrong shape, level or time, EngineError when stopped."""
-        if durability not in DURABILITIES:
-            raise ValueError(f"durability is one of {DURABILITIES}, not {durability!r}")
-        rows = self._as_pages(pages, len(names))
+        rows = self.as_pages(pages, len(names))
         expires_ns = self._expiry(self._ttl_s if ttl_s is None else ttl_s)
         engine, binding = self._engine, self._driver.catalog.binding
-        with engine.lock:
-            engine.check()
-            self.room.tidy()
-            self._numbers += 1
-            number = self._numbers
-            ticket = PutTicket(engine, len(names))
-            if names:
-                self._open[number] = ticket
+        number, ticket = self._begin(len(names), durability)
         seeds = binding.seeds(np.frombuffer(b"".join(names), "V16")).tolist()
         left = iter(range(len(names)))
         try:
@@ -121,6 +113,46 @@ class Puts:
             raise
         engine.wake()
         return ticket
+
+    def _begin(self, count: int, durability: str) -> tuple[int, PutTicket]:
+        if durability not in DURABILITIES:
+            raise ValueError(f"durability is one of {DURABILITIES}, not {durability!r}")
+        with self._engine.lock:
+            self._engine.check()
+            self.room.tidy()
+            self._numbers += 1
+            ticket = PutTicket(self._engine, count)
+            if count:
+                self._open[self._numbers] = ticket
+            return self._numbers, ticket
+
+    def seal(
+        self, opened: int, key: bytes, durability: str, ttl_s: float | None
+    ) -> tuple[PutTicket, bool]:
+        """Store an open block; its ticket, and whether it is on its way, so that it is not the
+        caller's any more. If not, it was refused, could not be stored, or the key is there."""
+        expires_ns = self._expiry(self._ttl_s if ttl_s is None else ttl_s)
+        engine, writer = self._engine, self._driver.writer
+        number, ticket = self._begin(1, durability)
+        with engine.lock:
+            waiter = self._waiter(number, 0, durability)
+            if self._answered(waiter, key) or self._refused(waiter, key):
+                return ticket, False
+        deadline_ns = engine.clock() + self._room_timeout_ns
+        engine.wait(lambda: writer.lost or not writer.full, deadline_ns)
+        with engine.lock:
+            engine.check()
+            waiter = self._waiter(number, 0, durability)
+            if self._answered(waiter, key):
+                return ticket, False
+            if writer.full:
+                self._fail(waiter, _LOST if writer.lost else _BUSY)
+                return ticket, False
+            pages = self.behind.bytes_of(opened)
+            job = writer.reserve(waiter, key, self._driver.catalog.binding.seed(key), opened)
+            self._fill(job, pages, expires_ns)
+        engine.wake()
+        return ticket, True
 
     def _reserved(self, waiter: Waiter, key: bytes, seed: int) -> Job | None:
         """Room for a block; None if it needs or gets none."""
@@ -152,7 +184,23 @@ class Puts:
                 for end in self._driver.writer.filled(job, checksums, expires_ns):
                     self.written(end)
                 self._engine.check()
+                if checksums is not None and not job.given_up:
+                    self._acknowledge(job)
                 self._move()
+
+    def _acknowledge(self, job: Job) -> None:
+        """Whoever put it fast waits no more once staging has its bytes: it is found from here on,
+        unless an earlier write of its key, given up, has just ended well."""
+        writer = self._driver.writer
+        if all(waiter.durable for waiter in job.waiters) or self._driver.catalog.find(job.key) >= 0:
+            return
+        if not job.opened and not self.behind.take(job.block):
+            self.behind.waited += 1
+            return
+        fast = writer.show(job, self._engine.clock())
+        self.behind.begin(job.block, [(self._open[w.put], w.position) for w in fast])
+        for waiter in fast:
+            self._settle(waiter.put, waiter.position, job.block)
 
     def _waiter(self, number: int, position: int, durability: str) -> Waiter:
         deadline_ns = self._engine.clock() + self._write_timeout_ns
@@ -165,7 +213,7 @@ class Puts:
             raise ValueError(f"a time to live of {ttl_s} s; give a number of seconds above 0")
         return min(NEVER_NS, self.room.wall_ns() + int(min(ttl_s, 1e9) * 1e9))
 
-    def _as_pages(self, pages: NDArray[np.generic], count: int) -> NDArray[np.uint8]:
+    def as_pages(self, pages: NDArray[np.generic], count: int) -> NDArray[np.uint8]:
         store = self._driver.catalog.superblock
         shape = (count, store.layers, store.page_bytes)
         flat = np.ascontiguousarray(pages).reshape(-1).view(np.uint8)
@@ -186,6 +234,7 @@ class Puts:
         if known < 0:
             return False
         driver.catalog.touch(np.array([known]))
+        self.behind.join(known, self._open[waiter.put], waiter.position)
         self._settle(waiter.put, waiter.position, known)
         return True
 
@@ -206,12 +255,12 @@ class Puts:
 
     def written(self, written: Written) -> None:
         """Called by the engine, under its lock."""
-        if written.late:
-            return  # its put has been told that it failed
+        if written.news != News.ENDED:
+            self.behind.heard(written)
+            return
         failure = ""
         if written.block < 0:
-            reason = errno_name(written.result) if written.result < 0 else "short write"
-            failure = f"block {written.position} was not stored: {reason}"
+            failure = f"block {written.position} was not stored: {why_not(written.result)}"
         self._settle(written.put, written.position, written.block, failure)
 
     def _fail(self, waiter: Waiter, why: str) -> None:

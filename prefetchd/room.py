@@ -20,6 +20,7 @@ from prefetchd.driver import Driver
 from prefetchd.engine import Engine
 from prefetchd.format import Superblock
 from prefetchd.model import NO_IDS, Forgotten, Ids, Mask
+from prefetchd.records import PUBLISH
 from prefetchd.store_place import StoreError
 
 log = logging.getLogger("prefetchd")
@@ -125,8 +126,16 @@ class Room:
             gone, self._leaving = self._leaving[~stay], self._leaving[stay]
             self._remove(gone)
 
+    def leave(self, block: int) -> None:
+        """A block that is not found (any more) goes, once nobody holds it."""
+        discarded = self._driver.catalog.discarded
+        if block not in self._leaving and block not in discarded:
+            discarded.append(block)
+        self.tidy()
+
     def _note_rot(self, blocks: Ids) -> None:
-        blocks = blocks[self._driver.catalog.stored(blocks)]
+        catalog = self._driver.catalog
+        blocks = blocks[catalog.index.stored(blocks)]
         if len(blocks) and not self.rotten:
             log.warning(
                 "store %s: block %d has failed its checksum in two reads and is removed, so that "
@@ -135,21 +144,27 @@ class Room:
                 blocks[0],
             )
         self.rotten += len(blocks)
-        self._driver.catalog.hide(blocks)
+        catalog.hide(blocks)
         self._leaving = np.concatenate([self._leaving, blocks])
 
     def ready(self) -> bool:
         """Whether the next put can be decided: there is a buffer and an extent, or never will be.
         Makes room if there is none."""
         with self._engine.lock:
-            writer, catalog = self._driver.writer, self._driver.catalog
+            writer = self._driver.writer
             if writer.lost:
                 return True
-            if writer.full:
-                return False
+            return not writer.full and self.has_extent()
+
+    def has_extent(self) -> bool:
+        """Whether there is a free extent, or never will be. Makes room if there is none."""
+        with self._engine.lock:
+            writer, catalog = self._driver.writer, self._driver.catalog
             if catalog.has_room or not self._evicts:
                 return True
             self.tidy()
+            if catalog.has_room:
+                return True
             if writer.commit.removing or self._evict():
                 return False
             if not catalog.busy.any():
@@ -207,7 +222,10 @@ class Room:
         self._engine.handle(Forgotten(pages.reshape(-1)))
         if self._read_only:
             return
-        driver.writer.commit.remove(blocks)
+        said = driver.catalog.table["kind"][blocks] == PUBLISH
+        driver.writer.commit.remove(blocks[said])
+        for block in blocks[~said].tolist():  # the medium says nothing of them
+            driver.catalog.give_back(block)
         self._move()
 
     def _move(self) -> None:

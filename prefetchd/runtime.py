@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from prefetchd.assembly import Options, Parts
 from prefetchd.engine import Engine
+from prefetchd.growing import GrowingBlock, OpenBlocks
 from prefetchd.holds import Holds
 from prefetchd.hostinfo import Medium
 from prefetchd.lookups import Found, Keys, Stamps, as_keys
@@ -54,6 +55,9 @@ class Runtime:
         self._holds = Holds(parts.core.staging, self.geometry, self._tickets)
         self._puts = puts_of(self.engine, parts, options, self._holds.blocks)
         self.room = self._puts.room
+        self._growing = OpenBlocks(
+            self.engine, parts, self._puts, options.open_blocks_max, self._timeout_ns
+        )
         self._closed = False
         self.room.shrink()
 
@@ -72,7 +76,7 @@ class Runtime:
         with self.engine.lock:
             self.room.tidy()
             catalog = self._parts.catalog
-            blocks = catalog.prefix(names)
+            blocks = catalog.index.prefix(names)
             catalog.touch(blocks)
             self.room.lease(blocks)
             return Found(blocks, catalog.stamps[blocks])
@@ -130,8 +134,8 @@ class Runtime:
         self._holds.check_demand(pages)
         blocks = pages // self.geometry.layers
         fresh = None if stamps is None else catalog.unchanged(pages, stamps)
-        if fresh is None and not catalog.all_stored(blocks):
-            fresh = catalog.stored(blocks)
+        if fresh is None and not catalog.index.all_stored(blocks):
+            fresh = catalog.index.stored(blocks)
         if fresh is not None:
             fresh, blocks = (None, blocks) if fresh.all() else (fresh, blocks[fresh])
         self._numbers += 1
@@ -170,14 +174,27 @@ class Runtime:
         part of the ticket done, when `durability` is reached:
 
         * "durable": the block and the records that name it are on the medium; no crash takes it.
-        * "fast": its bytes have been written, not flushed. A crash takes what was put since the
-          last flush (see `Options.flush_after_blocks`) and while that was under way.
+        * "fast": its bytes are in staging, kept there until they have been written; if staging has
+          no room for them, when they have been written. A crash takes what was put since the last
+          flush: at most `Options.flush_after_blocks` blocks, put in the last
+          `Options.flush_after_s` seconds, and what is being written (at most
+          `Options.write_buffers` blocks) or was put while that flush was under way.
 
         Known keys are not written again. `ttl_s`: seconds after which the block is found no more
         (default: `Options.ttl_s`). Waits while all write buffers are busy, and while blocks are
-        evicted to make room. Raises ValueError for a wrong shape, level or time.
+        evicted to make room, at most `Options.demand_timeout_s` a block: then that block fails.
+        Raises ValueError for a wrong shape, level or time.
         """
         return self._puts.put(as_keys(keys), pages, durability, ttl_s)
+
+    def grow(self, *, request: int = 0) -> GrowingBlock:
+        """Open a block for tokens to come: in staging, readable while it is written, stored under
+        its key by `seal`. `request` says whose it is, for messages.
+
+        Waits for room at most `Options.demand_timeout_s`. Raises GrowError when there is none, or
+        when `Options.open_blocks_max` blocks are open.
+        """
+        return self._growing.grow(request)
 
     def _on_ready(self, ready: Ready) -> None:
         """Called by the engine, under its lock."""
@@ -204,7 +221,7 @@ class Runtime:
     def stats(self) -> Stats:
         """A consistent picture of the counters."""
         with self.engine.lock:
-            return take_stats(self._parts, self.engine, self._puts)
+            return take_stats(self._parts, self.engine, self._puts, len(self._growing))
 
     def close(self) -> None:
         """Finish the writes, mark the store clean, let go of everything. Harmless when repeated.
@@ -218,6 +235,7 @@ class Runtime:
         writer = self._parts.driver.writer
         clean = False
         try:
+            self._growing.drop_all()
             deadline_ns = self.engine.clock() + _CLOSE_TIMEOUT_NS
             writer.commit.draining = True
             self.engine.look_after_writes()

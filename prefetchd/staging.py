@@ -1,8 +1,9 @@
 """The staging buffer's books: which slot holds which page, in which state, for whom.
 
 Decides slot life and death, with an eviction policy choosing among what may go. Owns no bytes,
-does no I/O and reads no clock. A slot is FREE, READING (the device's), READY (readable) or
-ABANDONED (its read was given up, yet the device still owns it); pins are readers.
+does no I/O and reads no clock. A slot is FREE, READING (the device's, or a caller's who fills it),
+READY (readable) or ABANDONED (its read was given up, yet the device still owns it); pins are
+readers, and one more for what the store does not have yet.
 """
 
 from __future__ import annotations
@@ -125,16 +126,17 @@ class Staging:
     ) -> tuple[Slots, Evicted]:
         """Give slots to absent, distinct `pages`, evicting as needed; as many as can be had.
 
-        Takes free slots (a prefetch leaves the reserve), then the victims lined up, then, for a
+        Takes free slots (only a demand takes the reserve), then the victims lined up, then, for a
         demand only, pages held for a predictor. With `confidence` (best first) only pages more
         likely to be wanted than what goes out for them, now or at the next `replenish`, are placed.
         """
         free = self._free_count
-        if io_class == IoClass.PREFETCH:
+        if io_class != IoClass.DEMAND:
             free = max(0, free - self.reserve)
-            self._spare = self.reserve
-            if confidence is not None and len(pages) <= free <= self._ahead:
-                pages = pages[: self._worthwhile(confidence)]
+            if io_class == IoClass.PREFETCH:
+                self._spare = self.reserve
+                if confidence is not None and len(pages) <= free <= self._ahead:
+                    pages = pages[: self._worthwhile(confidence)]
         if len(pages) <= free:
             slots, evicted = self._take_free(len(pages)), NONE_EVICTED
         else:
@@ -148,6 +150,11 @@ class Staging:
         if len(slots):
             self._fill(slots, pages[: len(slots)], io_class, sources)
         return slots, evicted
+
+    def has_room(self, count: int) -> bool:
+        """Whether so many pages that nobody demands would be placed."""
+        lacking = count - max(0, self._free_count - self.reserve)
+        return lacking <= 0 or lacking <= int(np.count_nonzero(self.evictable()))
 
     def _worthwhile(self, confidence: Scores) -> int:
         """How many of the first pages are worth more than the next victims."""

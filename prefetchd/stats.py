@@ -19,7 +19,9 @@ class StoreWrites(msgspec.Struct, frozen=True):
     """What was written, and what became of blocks; `msgspec.json.encode` takes it.
 
     `blocks_rotten`: removed because a page was no longer what was written, in two reads of it.
-    `blocks_at_risk`: found, and not yet on the medium: what a crash would take now.
+    `blocks_at_risk`: found, and not yet on the medium: what a crash would take now. Of the blocks
+    put fast, `blocks_staged` were found at once, `blocks_waited` once they were written, since
+    staging had no room; `blocks_lost` were found and could not be written. `blocks_open`: growing.
     `written_per_reused`: bytes written per byte demanded and had (None: nothing was demanded).
     `stopped`: why nothing is written, in words. `hint`: what the kernel was told of its lifetime.
     """
@@ -35,6 +37,10 @@ class StoreWrites(msgspec.Struct, frozen=True):
     blocks_expired: int
     blocks_rotten: int
     blocks_at_risk: int
+    blocks_staged: int
+    blocks_waited: int
+    blocks_lost: int
+    blocks_open: int
     blocks_used: int
     blocks_max: int
     written_per_reused: float | None
@@ -78,7 +84,7 @@ class Stats:
     decision_ns: NDArray[np.int64]
 
 
-def _store_writes(parts: Parts, puts: Puts) -> StoreWrites:
+def _store_writes(parts: Parts, puts: Puts, blocks_open: int) -> StoreWrites:
     writer, counters = parts.driver.writer, parts.core.counters
     written = writer.commit.written
     had = int(counters.outcomes.sum()) - counters.failed - counters.expired
@@ -94,7 +100,11 @@ def _store_writes(parts: Parts, puts: Puts) -> StoreWrites:
         leases_cut=puts.room.leases_cut,
         blocks_expired=puts.room.expired,
         blocks_rotten=puts.room.rotten,
-        blocks_at_risk=writer.commit.at_risk,
+        blocks_at_risk=writer.at_risk,
+        blocks_staged=puts.behind.staged,
+        blocks_waited=puts.behind.waited,
+        blocks_lost=puts.behind.lost,
+        blocks_open=blocks_open,
         blocks_used=parts.catalog.blocks_used,
         blocks_max=parts.catalog.blocks_max,
         written_per_reused=written.total / reused if reused else None,
@@ -103,7 +113,7 @@ def _store_writes(parts: Parts, puts: Puts) -> StoreWrites:
     )
 
 
-def take_stats(parts: Parts, engine: Engine, puts: Puts) -> Stats:
+def take_stats(parts: Parts, engine: Engine, puts: Puts, blocks_open: int) -> Stats:
     """The caller holds the engine's lock."""
     core, driver = parts.core, parts.driver
     counters, staging = core.counters, core.staging
@@ -138,7 +148,7 @@ def take_stats(parts: Parts, engine: Engine, puts: Puts) -> Stats:
         pages_read=counters.demand_reads + counters.prefetch_reads,
         bytes_read=driver.bytes_read,
         bytes_written=driver.writer.commit.written.total,
-        store_writes=_store_writes(parts, puts),
+        store_writes=_store_writes(parts, puts, blocks_open),
         achieved_depth=driver.depth.mean,
         prefetch_budget=core.planner.budget(),
         base_latency_us=base_ns / 1e3,

@@ -210,7 +210,8 @@ class PutTicket(_Awaitable):
     """A put of several blocks. After `wait`, `blocks` (int64) has -1 for each that is not stored.
 
     `failures`: for each that failed, why. `refused`: positions of those that admission did not
-    let in, which is no failure.
+    let in, which is no failure. A block put "fast" can fail after it was found: then it is found no
+    more, `blocks` has -1 for it from there on, and `failures` says why.
     """
 
     def __init__(self, engine: Engine, count: int) -> None:
@@ -234,6 +235,18 @@ class PutTicket(_Awaitable):
         self._left -= 1
         if self._left == 0:
             self._fire()
+
+    def then(self, callback: Callable[[], object]) -> None:
+        """Call this when the put is done: now if it is. The caller holds the engine's lock."""
+        if self.done:
+            callback()
+        else:
+            self._callbacks.append(callback)
+
+    def withdraw(self, position: int, failure: str) -> None:
+        """A block that had been acknowledged could not be written."""
+        self._blocks[position], self._stamps[position] = -1, 0
+        self.failures.append(failure)
 
     def wait(self, timeout_s: float = 60.0) -> Self:
         """Block until every block of the put is readable, or has failed. Raises TimeoutError."""

@@ -19,6 +19,7 @@ from prefetchd.model import (
     Demanded,
     Event,
     Feedback,
+    Fill,
     Geometry,
     Hinted,
     Idle,
@@ -67,6 +68,8 @@ def told(command: Command) -> Told:
         return ("ready", command.ticket, command.slots.tolist(), command.outcomes.tolist())
     if isinstance(command, Cancel):
         return ("cancel", command.slots.tolist())
+    if isinstance(command, Fill):
+        return ("fill", command.pages.tolist(), command.slots.tolist())
     return ("plan soon",)
 
 

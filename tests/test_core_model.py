@@ -22,14 +22,19 @@ from prefetchd.core import CoreLimits
 from prefetchd.eviction import EVICTIONS
 from prefetchd.model import (
     ChainHint,
+    Cleaned,
     Completed,
     Demanded,
     DoneHint,
     Event,
+    Fill,
+    Filled,
+    Forgotten,
     Geometry,
     Hinted,
     Idle,
     Ids,
+    Offered,
     Outcome,
     PageHint,
     Read,
@@ -59,6 +64,8 @@ class World:
         self.landed: list[Flight] = []
         self.waiting: dict[int, Demanded] = {}
         self.reading: dict[int, tuple[Ids, Ids]] = {}  # ticket: pages, slots
+        self.filling: list[tuple[Ids, Ids]] = []  # pages, slots: a caller copies
+        self.kept: list[Ids] = []  # pages that the store does not have yet
         self.tickets = 0
         self.demanded_pages = 0
         self.log: list[Any] = []
@@ -71,20 +78,32 @@ class World:
                 self._start(command)
             elif isinstance(command, Ready):
                 self._answer(command)
+            elif isinstance(command, Fill):
+                self._own(command.pages, command.slots)
+                self.filling.append((command.pages, command.slots))
 
     def _start(self, read: Read) -> None:
-        busy = {slot for slot, _, _ in self.flying}
-        held = {slot for _, slots in self.reading.values() for slot in slots.tolist()}
         slots, pages = read.slots.tolist(), read.pages.tolist()
-        assert not busy & set(slots), "the device still owns this slot"
-        assert not held & set(slots), "a reader still owns this slot"
-        assert len(set(slots)) == len(slots)
-        assert len(set(pages)) == len(pages)
+        self._own(read.pages, read.slots)
         living = {p for slot, _, p in self.flying if self.bench.staging.slot_of[p] == slot}
         assert not living & set(pages), "this page is on its way already"
         assert read.deadline_ns == self.bench.now_ns + LIMITS.read_timeout_ns
-        self.bytes[slots] = UNREADABLE
         self.flying += zip(slots, read.generations.tolist(), pages, strict=True)
+
+    def _own(self, pages: Ids, slots: Ids) -> None:
+        """Slots are given to somebody who writes into them: nobody else may have them."""
+        busy = {slot for slot, _, _ in self.flying}
+        busy |= {slot for _, filled in self.filling for slot in filled.tolist()}
+        held = {slot for _, read in self.reading.values() for slot in read.tolist()}
+        held |= set(self.bench.staging.slot_of[self.kept_pages()].tolist())
+        given = set(slots.tolist())
+        assert not busy & given, "the device still owns this slot"
+        assert not held & given, "a reader still owns this slot, or the store has not its page"
+        assert len(given) == len(slots) == len(set(pages.tolist()))
+        self.bytes[slots] = UNREADABLE
+
+    def kept_pages(self) -> Ids:
+        return np.concatenate([np.empty(0, np.int64), *self.kept])
 
     def _answer(self, ready: Ready) -> None:
         pages = self.waiting.pop(ready.ticket).pages
@@ -120,6 +139,39 @@ class World:
             self.landed.append(flight)
         self.tell_ended(flights, verified)
 
+    def offer(self, pages: Ids) -> None:
+        """Slots for all of them or for none, and never more than their share."""
+        core = self.bench.core
+        if (self.bench.staging.slot_of[pages] >= 0).any():
+            with pytest.raises(ValueError, match="here already"):
+                self.bench.handle(Offered(pages))
+            return
+        before = len(self.filling)
+        lacked = core.demands.lacking() is not None
+        self.give(Offered(pages))
+        if len(self.filling) > before:
+            assert self.filling[-1][0].tolist() == pages.tolist()
+            assert not lacked, "a demand goes first"
+        assert core.fills.kept <= core.fills.slots_max
+
+    def fill(self, number: int) -> None:
+        pages, slots = self.filling.pop(number)
+        self.bytes[slots] = pages
+        self.kept.append(pages)
+        self.give(Filled(pages))
+
+    def clean(self, number: int) -> None:
+        self.give(Cleaned(self.kept.pop(number)))
+
+    def forget(self, pages: Ids) -> None:
+        """Those that nobody has anything to do with."""
+        asked = [event.pages for event in self.waiting.values()]
+        busy = np.concatenate([self.kept_pages(), *(pages for pages, _ in self.filling), *asked])
+        staging = self.bench.staging
+        slots = staging.slot_of[pages]
+        idle = (slots < 0) | ((staging.state[slots] == READY) & (staging.pins[slots] == 0))
+        self.give(Forgotten(pages[idle & ~np.isin(pages, busy)]))
+
     def tell_ended(self, flights: list[Flight], verified: list[bool]) -> None:
         slots, generations, _ = np.array(flights, np.int64).reshape(-1, 3).T
         self.give(Completed(slots.copy(), generations.copy(), np.array(verified, np.bool_)))
@@ -134,6 +186,8 @@ class World:
         staging = self.bench.staging
         owned = np.zeros(staging.slots, np.bool_)
         owned[[slot for slot, _, _ in self.flying]] = True
+        for _, slots in self.filling:
+            owned[slots] = True
         readable = staging.state == READY
         assert not (owned & readable).any(), "read by the device and readable"
         assert (self.bytes[readable] == staging.page_of[readable]).all()
@@ -143,13 +197,20 @@ class World:
             assert (self.bytes[slots] == pages).all(), "a reader's bytes have changed"
             assert not owned[slots].any()
             np.add.at(pins, slots, 1)
+        kept = staging.slot_of[self.kept_pages()]
+        assert (kept >= 0).all(), "a page that the store does not have is gone"
+        filling = [slots for _, slots in self.filling]
+        np.add.at(pins, np.concatenate([kept, *filling]), 1)
+        assert self.bench.core.fills.kept == len(kept) + sum(map(len, filling))
         assert (staging.pins >= pins).all()
         if not self.waiting:
             assert (staging.pins == pins).all()
         overdue = [e for e in self.waiting.values() if e.deadline_ns <= self.bench.now_ns]
         assert not overdue, "not answered at its deadline"
         patience_ns = LIMITS.read_timeout_ns + LIMITS.read_timeout_ns // 4
-        ages = self.bench.now_ns - staging.issued_ns[staging.state == READING]
+        reads = staging.state == READING
+        reads[np.concatenate([np.empty(0, np.int64), *filling])] = False
+        ages = self.bench.now_ns - staging.issued_ns[reads]
         assert (ages < patience_ns).all(), "a read is waited for without an end"
         self._check_counts()
 
@@ -165,6 +226,10 @@ class World:
 
     def finish(self) -> None:
         """Everything comes to its end, and nothing is left."""
+        while self.filling:
+            self.fill(0)
+        while self.kept:
+            self.clean(0)
         while self.flying:
             self.land(self.flying[:], [True] * len(self.flying))
         while self.reading or self.waiting:
@@ -222,6 +287,24 @@ class CoreMachine(RuleBasedStateMachine):
         ids = np.array(pages, np.int64)
         predictor.guess = Guess(ids, surely, None, sources, np.array(keep, np.int64))
         self.world.give(Idle())
+
+    @rule(pages=st.lists(st.integers(0, GEOMETRY.pages - 1), unique=True, min_size=1, max_size=4))
+    def offer(self, pages: list[int]) -> None:
+        self.world.offer(np.array(pages, np.int64))
+
+    @precondition(lambda self: self.world.filling)
+    @rule(data=st.data())
+    def fill(self, data: st.DataObject) -> None:
+        self.world.fill(data.draw(st.integers(0, len(self.world.filling) - 1)))
+
+    @precondition(lambda self: self.world.kept)
+    @rule(data=st.data())
+    def clean(self, data: st.DataObject) -> None:
+        self.world.clean(data.draw(st.integers(0, len(self.world.kept) - 1)))
+
+    @rule(pages=pages_of)
+    def forget(self, pages: list[int]) -> None:
+        self.world.forget(np.array(pages, np.int64))
 
     @rule(pages=pages_of)
     def hint(self, pages: list[int]) -> None:

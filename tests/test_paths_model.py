@@ -69,7 +69,7 @@ class World:
         stats = self.runtime.stats()
         assert stats.blocks_visible == stats.store_writes.blocks_used, "an extent has leaked"
         catalog: Any = self.runtime._parts.catalog
-        assert len(catalog._block_of) == stats.blocks_visible, "a key is there twice"
+        assert len(catalog.index.block_of) == stats.blocks_visible, "a key is there twice"
 
 
 @pytest.mark.parametrize("seed", range(4))

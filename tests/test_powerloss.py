@@ -14,9 +14,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from prefetchd.device import OP, SYNC, WRITE
 from prefetchd.devices.powerloss import PowerLoss
+from prefetchd.pipeline import FlushLimits
 from prefetchd.store import of_memory
 from prefetchd.testing import aligned_arena
-from tests.tier_bench import Tier, World, campaign, key_of, new_image, pages_of, read
+from tests.tier_bench import SECOND_NS, Tier, World, campaign, key_of, new_image, pages_of, read
 
 
 def test_fifty_power_failures() -> None:
@@ -87,6 +88,20 @@ def test_a_full_journal_area_is_followed_by_a_snapshot_in_the_other() -> None:
         if number % 20 == 0:
             world.check_crash(number)
     assert len(generations) > 2
+
+
+def test_a_flush_for_others_is_one_for_what_is_not_due_yet() -> None:
+    tier = Tier(new_image(1), limits=FlushLimits(100, 100 * SECOND_NS))
+    tier.put(1, durable=True)
+    tier.settle()
+    tier.put(2, durable=False)
+    tier.reap()
+    assert tier.commit.at_risk == 1
+    tier.room._evict()  # whose record is flushed at once
+    for _ in range(6):
+        tier.reap()
+    assert tier.writer.idle
+    assert set(tier.stored()) == {key_of(2)}
 
 
 def test_only_a_flush_saves_a_write_and_only_one_that_came_before_it() -> None:

@@ -162,7 +162,7 @@ class Tier:
         return self.device.contents
 
     def stored(self) -> dict[bytes, int]:
-        return dict(self.catalog._block_of)
+        return dict(self.catalog.index.block_of)
 
     def statements(self) -> Records:
         """What is said of every block, apart from the order in which it was said."""
@@ -280,7 +280,7 @@ class World:
     def check_books(tier: Tier) -> None:
         catalog = tier.catalog
         assert catalog.blocks_used == int(np.count_nonzero(catalog._taken))
-        assert catalog.blocks_visible == len(catalog._block_of)
+        assert catalog.blocks_visible == len(catalog.index.block_of)
         assert len(set(catalog.free)) == len(catalog.free)
         assert len(catalog.free) == catalog.superblock.blocks - catalog.blocks_used
 

@@ -53,7 +53,7 @@ class Setup:
 
     hours: float = 24.0
     blocks: int = 4096
-    cap_bytes: int = 20 << 20
+    cap_bytes: int = 14_000_000
     staging: int = 1024
     batch: int = 32
     ttl_s: float = 1800.0
@@ -242,7 +242,7 @@ def _asked() -> argparse.Namespace:
     parser.add_argument("--trace", type=Path, required=True, help="recorded sessions")
     parser.add_argument("--hours", type=float, default=usual.hours)
     parser.add_argument("--gap-s", type=float, default=240.0, help="between starts of sessions")
-    parser.add_argument("--sample", type=int, default=8, help="one block in so many is kept")
+    parser.add_argument("--sample", type=int, default=16, help="one block in so many is kept")
     parser.add_argument("--folder", type=Path, help="on the drive to use")
     parser.add_argument("--device", default=usual.device)
     parser.add_argument("--predictor", default=usual.predictor)

@@ -62,6 +62,8 @@ class Driver:
         self.rot = Rot(catalog)
         self._now_ns = 0
         self._probing = 0
+        self.wrote = False
+        """Whether the last `reap` found ends of writes: of a payload, a record or a flush."""
         self._writing: dict[int, tuple[int, int]] = {}  # tag: file, bytes expected
         self.depth = DepthMeter()
         self.bytes_read = 0
@@ -166,6 +168,7 @@ class Driver:
     def reap(self, now_ns: int) -> tuple[RawReads | None, list[Written]]:
         """Take what has ended. Reads still need `verify`; writes are carried on here."""
         completions = self.device.reap()
+        self.wrote = False
         if self._ended:
             completions = np.concatenate([completions, np.array(self._ended, DONE)])
             self._ended = []
@@ -178,6 +181,7 @@ class Driver:
         reads, written = completions, list[Written]()
         if not self.writer.idle:
             writing = (completions["tag"] & WRITE_TAG) != 0
+            self.wrote = bool(writing.any())
             reads, written = completions[~writing], self._carry_on(completions[writing], now_ns)
         return (self._raw_reads(reads) if len(reads) else None), written
 

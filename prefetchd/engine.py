@@ -129,12 +129,12 @@ class Engine:
             reads, written = self.driver.reap(self.clock())
             for end in written:
                 self._on_written(end)
-            if written:
-                self.resolved()  # a write buffer is free
+            if wrote := self.driver.wrote:
+                self.resolved()  # a write buffer or an extent may be free
             if reads is not None or written or self.driver.queued:
                 self.driver.start(self.clock())
         if reads is None:
-            return bool(written)
+            return wrote
         self.handle(self.driver.verify(reads))
         return True
 

@@ -84,6 +84,14 @@ class OpenBlocks:
             )
 
     def _check_count(self) -> None:
+        """Raise where waiting cannot help: only who has blocks open can end that."""
+        most = self._fills.slots_max // self._layers
+        fewest = min(self._blocks_max, self.catalog.superblock.blocks)
+        if len(self._open) >= most and most < fewest:
+            raise GrowError(
+                f"{len(self._open)} blocks are open, all that staging keeps beside what the store "
+                f"has ({self._fills.slots_max} pages); seal or drop some, or raise staging_bytes"
+            )
         if len(self._open) >= self._blocks_max:
             requests = sorted({block.request for block in self._open.values()})
             raise GrowError(

@@ -272,4 +272,7 @@ class Puts:
         stamp = int(self._driver.catalog.stamps[block]) if block >= 0 else 0
         ticket.settle(position, block, failure, stamp)
         if ticket.done:
+            # In prefix order: the end of a chain is evicted before its beginning.
+            blocks = ticket.blocks_so_far
+            self._driver.catalog.touch(blocks[blocks >= 0])
             del self._open[put]

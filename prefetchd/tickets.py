@@ -261,6 +261,11 @@ class PutTicket(_Awaitable):
         return self._blocks
 
     @property
+    def blocks_so_far(self) -> Ids:
+        """The same without waiting: -1 also for those that have not ended."""
+        return self._blocks
+
+    @property
     def stamps(self) -> Stamps:
         """Of `blocks`, for `Runtime.demand`."""
         self.wait()

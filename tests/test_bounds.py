@@ -43,7 +43,7 @@ def test_a_full_store_forgets_what_was_used_least_lately() -> None:
         assert new.failures == []
         assert np.array_equal(read_all(runtime, new.blocks), pages[BLOCKS:])
         there = [len(runtime.lookup(keys(1, number))) for number in range(BLOCKS)]
-        assert there == [1, 1, 0, 0, 0, 1, 1, 1]
+        assert there == [1, 1, 1, 1, 1, 0, 0, 0], "of what was put together the end goes first"
         writes = runtime.stats().store_writes
         assert (writes.blocks_evicted, writes.blocks_used) == (3, BLOCKS)
         assert msgspec.json.decode(msgspec.json.encode(writes))["blocks_admitted"] == BLOCKS + 3
@@ -332,3 +332,10 @@ def test_a_damaged_journal_is_said_and_the_headers_take_over(
     with open_plain(tmp_path / "kv", options) as runtime:
         assert len(runtime.lookup(keys(2))) == 2
     assert "journal is damaged" not in caplog.text
+
+
+def test_of_a_chain_put_in_pieces_the_end_of_each_piece_goes_first(tmp_path: Path) -> None:
+    with open_plain(tmp_path / "kv", replace(PLAIN, device="threads", lease_s=0.0)) as runtime:
+        runtime.put(keys(BLOCKS), content(BLOCKS)).wait()
+        runtime.put(keys(2, BLOCKS), content(2, seed=5)).wait()
+        assert len(runtime.lookup(keys(BLOCKS))) >= BLOCKS // 2

@@ -279,3 +279,14 @@ def test_a_seal_that_fails_at_any_step_leaves_nothing_wrong(level: str, operatio
             again = runtime.put(keys(1), pages).blocks
             assert np.array_equal(read_all(runtime, again), pages)
         check_nothing_is_left(runtime)
+
+
+def test_more_open_blocks_than_staging_keeps_are_refused_at_once() -> None:
+    """Nobody but the caller could make room, so waiting for it would be for ever."""
+    options = replace(PLAIN, staging_bytes=4 * LAYERS * PAGE_BYTES, demand_timeout_s=10**6)
+    with open_plain(None, options) as runtime:
+        opened = [runtime.grow(), runtime.grow()]
+        with pytest.raises(GrowError, match="2 blocks are open, all that staging keeps"):
+            runtime.grow()
+        opened[0].drop()
+        runtime.grow().drop()

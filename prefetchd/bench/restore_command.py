@@ -27,6 +27,7 @@ from prefetchd.units import parse_bytes
 EMBEDDED_REQUESTS = "conversation_demo.jsonl.gz"
 _DRAW_S = 0.5
 _PAGE = 4096
+_STAGING_MIN = 64
 _NO_STORE = ("memory", "faulty", "limited")
 
 Folder = Callable[[Path | None, Console], AbstractContextManager[Path]]
@@ -42,7 +43,10 @@ def restore(
         typer.Option(help="Folder for the store of each run; default: a temporary one."),
     ] = None,
     device: Annotated[str, typer.Option(help="Storage device.")] = "uring",
-    staging_blocks: Annotated[int, typer.Option(help="Blocks that fit into DRAM.")] = 10_000,
+    staging_blocks: Annotated[
+        int | None,
+        typer.Option(help="Blocks that fit into DRAM; default: a quarter of the trace's."),
+    ] = None,
     block_bytes: Annotated[str, typer.Option(help="Bytes of a block.")] = "4KiB",
     lead_ms: Annotated[
         list[float] | None,
@@ -84,15 +88,16 @@ def restore(
             f"device {device} keeps no store on a path; use --limit-blocks-s to limit"
         )
     whole_bytes = _block_bytes(block_bytes)
-    _check_memory(staging_blocks * whole_bytes)
     load = _read(trace, requests)
+    slots = max(_STAGING_MIN, load.distinct // 4) if staging_blocks is None else staging_blocks
+    _check_memory(slots * whole_bytes)
     settings = RestoreSettings(
         trace=load.name,
         trace_how=load.how,
         requests=len(load),
         blocks=load.distinct,
         block_bytes=whole_bytes,
-        staging_blocks=min(staging_blocks, load.distinct),
+        staging_blocks=min(slots, load.distinct),
         leads_ms=leads,
         hints=hints,
         limit_blocks_s=limit_blocks_s,
@@ -114,7 +119,7 @@ def restore(
 
 def _check_numbers(
     leads: list[float],
-    staging: int,
+    staging: int | None,
     requests: int | None,
     limit: float,
     consume: float,
@@ -123,8 +128,10 @@ def _check_numbers(
     for lead in leads:
         if not 0 <= lead < 1e7:
             raise ReplayError(f"--lead-ms {lead:g} is no lead; give milliseconds, 0 or more")
-    if staging < 64:
-        raise ReplayError(f"--staging-blocks {staging} is too small; give it 64 or more")
+    if staging is not None and staging < _STAGING_MIN:
+        raise ReplayError(
+            f"--staging-blocks {staging} is too small; give it {_STAGING_MIN} or more"
+        )
     if requests is not None and requests < 1:
         raise ReplayError(f"--requests {requests} leaves nothing to replay; give 1 or more")
     if not 0 <= limit < math.inf:

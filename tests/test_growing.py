@@ -192,7 +192,7 @@ def test_bounds_are_told() -> None:
             with pytest.raises(GrowError, match="staging has no room for its 3 pages"):
                 other.grow()
             assert other.stats().store_writes.blocks_used == 2
-        with other.grow(), pytest.raises(GrowError, match="staging has no room"):
+        with other.grow(), pytest.raises(GrowError, match="all that staging keeps"):
             other.grow()
         check_nothing_is_left(other)
 

@@ -232,11 +232,14 @@ def repair(
 def erase(
     folder: StorePath,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    lone: Annotated[
+        bool, typer.Option("--lone", help="Also if other parts of the store are away.")
+    ] = False,
     raw: RawFlag = False,
     json: JsonFlag = False,
 ) -> None:
     """Remove a store: its own files on all its paths, and nothing else that lies there."""
-    parts = parts_of(folder, raw=raw)
+    parts = parts_of(folder, raw=raw, lone=lone)
     words = ", ".join(str(part) for part in parts)
     if not yes and not sys.stdin.isatty():
         raise ValueError(f"{words} would be erased; say --yes")

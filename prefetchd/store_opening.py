@@ -62,7 +62,7 @@ def open_store(
         for number, folder in enumerate(folders[1:], 1):
             part = first.of_stripe(number)
             try:
-                part, _ = _open_file(folder, opening, files, locks)
+                part, _ = _open_file(folder, opening, files, locks, remedy="")
             except StoreError as error:
                 notes.append(_without(directory, number, error, opening))
                 missing.add(number)
@@ -105,13 +105,18 @@ def _described(part: Superblock, first: Superblock) -> str:
 
 
 def _open_file(
-    place: Path, opening: Opening, files: list[File], locks: list[int]
+    place: Path,
+    opening: Opening,
+    files: list[File],
+    locks: list[int],
+    remedy: str = "; create one first",
 ) -> tuple[Superblock, Medium]:
-    """What is opened is appended to `files` and `locks`, also if this raises."""
+    """What is opened is appended to `files` and `locks`, also if this raises. `remedy`: said where
+    nothing is."""
     with told(place, opening=not opening.read_only):
         path = data_path(place, raw=opening.raw)
         if not path.exists():
-            raise StoreError(f"there is no store in {place}; create one first")
+            raise StoreError(f"there is no store in {place}{remedy}")
         locks.append(take_lock(place, shared=opening.read_only))
         fd = open_data(place, raw=opening.raw, read_only=opening.read_only)
         files.append(File(fd, str(path), 0))
@@ -122,12 +127,14 @@ def _open_file(
         return shape, medium
 
 
-def superblock_of(place: Path, opening: Opening) -> Superblock:
+def superblock_of(
+    place: Path, opening: Opening, *, remedy: str = "; create one first"
+) -> Superblock:
     """Of a store that nobody has open for writing. Raises StoreError."""
     files: list[File] = []
     locks: list[int] = []
     try:
-        return _open_file(place, opening, files, locks)[0]
+        return _open_file(place, opening, files, locks, remedy)[0]
     finally:
         close_all([*(file.fd for file in files), *locks])
 

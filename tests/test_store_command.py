@@ -312,6 +312,23 @@ def test_a_store_is_erased_and_nothing_else(kv: Path, capsys: Capture) -> None:
     run_here(capsys, "store", "erase", kv, "--yes").failed(3, "there is no store")
 
 
+def test_a_store_with_a_part_away_is_erased_only_if_that_is_said(
+    kv: Path, capsys: Capture, tmp_path: Path
+) -> None:
+    if shape_of(kv).stripes == 1:
+        pytest.skip("there is one part")
+    (tmp_path / "c").rename(tmp_path / "away")
+    done = run_here(capsys, "store", "erase", kv, "--yes")
+    done.failed(3, f"part 3 on {tmp_path / 'c'} cannot be erased: there is no store in")
+    assert "create one" not in done.err
+    assert (kv / "extents.dat").exists()
+    assert run_here(capsys, "store", "erase", kv, "--yes", "--lone").code == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["away"]
+    run_here(capsys, "store", "erase", tmp_path / "away", "--yes").failed(3, "--lone")
+    assert run_here(capsys, "store", "erase", tmp_path / "away", "--yes", "--lone").code == 0
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_folder_that_is_no_store_is_not_erased(tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "extents.dat").write_bytes(b"somebody's " * 1000)
     run_here(capsys, "store", "erase", tmp_path, "--yes").failed(3, "has no owner.lock")

@@ -87,7 +87,7 @@ def _without(directory: Path, number: int, error: StoreError, opening: Opening) 
     if not opening.allow_missing_paths:
         raise StoreError(
             f"store {directory}: its part {number + 1} cannot be had: {error}; put it back, or "
-            "open the store without it: allow_missing_paths=True (--allow-missing-paths)"
+            "open the store without it: allow_missing_paths=True"
         ) from error
     return f"opened without part {number + 1}, whose blocks are misses: {error}"
 

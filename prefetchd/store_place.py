@@ -120,7 +120,7 @@ def close_all(descriptors: Sequence[int]) -> None:
 def told(place: Path, *, opening: bool = False) -> Iterator[None]:
     """Turn an OSError into words: path, errno by name, and what to do. `opening`: what is there
     could also be opened for reading only."""
-    reading = ", or open it with read_only=True (--read-only)" if opening else ""
+    reading = ", or open it with read_only=True" if opening else ""
     remedies = {
         "ENOENT": "create its parent folder first",
         "EACCES": f"give this user read and write permission{reading}",

@@ -132,5 +132,6 @@ with prefetchd.open(sys.argv[1], options=options, read_only=True) as kv:
         pytest.skip("another user cannot even import the package here")
     words, found = done.stdout.splitlines()
     assert "EACCES" in words, done.stderr
-    assert "read_only=True (--read-only)" in words
+    assert "or open it with read_only=True" in words
+    assert "--read-only" not in words
     assert found == "1"

@@ -248,6 +248,18 @@ def test_what_cannot_be_read_is_told_apart_from_what_is_wrong(kv: Path) -> None:
 # --- repair ---
 
 
+def test_a_repair_names_no_option_that_it_lacks(
+    kv: Path, capsys: Capture, tmp_path: Path
+) -> None:
+    if shape_of(kv).stripes == 1:
+        pytest.skip("there is one part")
+    (tmp_path / "b").rename(tmp_path / "away")
+    done = run_here(capsys, "store", "repair", kv)
+    done.failed(3, f"part 2 cannot be had: there is no store in {tmp_path / 'b'}; put it back")
+    assert "--allow" not in done.err
+    assert "--read-only" not in done.err
+
+
 def test_a_repair_removes_what_fails_and_keeps_the_rest(kv: Path, capsys: Capture) -> None:
     shape = shape_of(kv)
     harm(kv, 3, shape.header_bytes + 5)

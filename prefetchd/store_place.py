@@ -127,6 +127,7 @@ def told(place: Path, *, opening: bool = False) -> Iterator[None]:
         "EPERM": f"give this user read and write permission{reading}",
         "EROFS": f"the file system is mounted read-only; remount it or use another path{reading}",
         "ENOSPC": "the file system is full; free space or ask for a smaller store",
+        "EFBIG": "the file system holds no file of this size; ask for a smaller store",
         "EDQUOT": "the disk quota is used up; ask for a smaller store",
         "EINVAL": "this file system does not offer O_DIRECT; use a local disk file system",
         "EIO": "the device reports an error; see the kernel log",

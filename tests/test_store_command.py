@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from dataclasses import replace
@@ -130,6 +131,31 @@ def test_what_makes_no_store_is_told(
     assert not (tmp_path / "kv" / "extents.dat").exists()
 
 
+@pytest.mark.parametrize("code", ["ENOSPC", "EFBIG"])
+def test_a_store_that_cannot_be_made_leaves_nothing(
+    code: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: int) -> None:
+        raise OSError(getattr(errno, code), "no")
+
+    (tmp_path / "mine").mkdir()
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    words = ["--layers", "3", "--page-bytes", "12KiB", "--blocks", "20", "--path"]
+    made = ["store", "create", tmp_path / "kv", *words]
+    run_here(capsys, *made, tmp_path / "mine").failed(3, "ask for a smaller store")
+    assert [*tmp_path.rglob("*")] == [tmp_path / "mine"]
+
+
+def test_a_store_beside_another_is_not_begun(kv: Path, tmp_path: Path, capsys: Capture) -> None:
+    before = everything(kv)
+    for blocks, path, told in [("20", kv, "exists already"), ("1", tmp_path / "y", "block a path")]:
+        words = ["--layers", "3", "--page-bytes", "12KiB", "--blocks", blocks, "--path", path]
+        run_here(capsys, "store", "create", tmp_path / "x", *words).failed(3, told)
+        assert not (tmp_path / "x").exists()
+        assert not (tmp_path / "y").exists()
+    assert everything(kv) == before
+
+
 # --- check ---
 
 
@@ -248,9 +274,7 @@ def test_what_cannot_be_read_is_told_apart_from_what_is_wrong(kv: Path) -> None:
 # --- repair ---
 
 
-def test_a_repair_names_no_option_that_it_lacks(
-    kv: Path, capsys: Capture, tmp_path: Path
-) -> None:
+def test_a_repair_names_no_option_that_it_lacks(kv: Path, capsys: Capture, tmp_path: Path) -> None:
     if shape_of(kv).stripes == 1:
         pytest.skip("there is one part")
     (tmp_path / "b").rename(tmp_path / "away")

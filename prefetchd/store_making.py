@@ -19,7 +19,7 @@ from prefetchd.journal import Journal
 from prefetchd.layout import Layout
 from prefetchd.raw import check_free, size_bytes
 from prefetchd.store import plan_superblock
-from prefetchd.store_opening import exists
+from prefetchd.store_opening import exists, is_foreign
 from prefetchd.store_place import (
     LOCK_NAME,
     StoreError,
@@ -59,6 +59,16 @@ class _Place:
         with contextlib.suppress(FileExistsError):
             self.path.mkdir()
             self.folder_made = True
+
+    def refuse_foreign(self) -> None:
+        locks: list[int] = []
+        try:
+            if is_foreign(self.path, self.data, locks):
+                raise StoreError(
+                    f"{self.data} is in the way and is not a prefetchd store; use another folder"
+                )
+        finally:
+            close_all(locks)
 
     def take(self) -> None:
         """Own the place, and know whether its lock was there before."""
@@ -148,6 +158,7 @@ def _claim(place: _Place, *, force: bool) -> None:
     else:
         place.make_folder()
         if exists(place.path):
+            place.refuse_foreign()
             raise StoreError(f"store {place.path} exists already; open it, or erase the folder")
     place.take()
     if is_raw(place.path):

@@ -15,12 +15,22 @@ import msgspec
 import numpy as np
 
 from prefetchd.device import File
-from prefetchd.format import MAGIC, FormatError, Superblock, newest_superblock
+from prefetchd.format import COPY_PLACES, MAGIC, FormatError, Superblock, newest_superblock
 from prefetchd.hostinfo import Medium, medium_of
 from prefetchd.layout import Layout
 from prefetchd.raw import size_bytes
 from prefetchd.store import Store
-from prefetchd.store_place import StoreError, close_all, data_path, open_data, take_lock, told
+from prefetchd.store_place import (
+    LOCK_NAME,
+    StoreError,
+    close_all,
+    data_path,
+    is_raw,
+    open_data,
+    take_lock,
+    there,
+    told,
+)
 
 _FRONT_BYTES = 1 << 18  # both superblocks, at any alignment
 
@@ -114,9 +124,15 @@ def _open_file(
     """What is opened is appended to `files` and `locks`, also if this raises. `remedy`: said where
     nothing is."""
     with told(place, opening=not opening.read_only):
+        if place.is_file() and not opening.raw and is_foreign(place, place, locks):
+            raise StoreError(f"{place} is a file and is not a prefetchd store; name its folder")
         path = data_path(place, raw=opening.raw)
-        if not path.exists():
+        if not there(path):
             raise StoreError(f"there is no store in {place}{remedy}")
+        if is_foreign(place, path, locks):
+            raise StoreError(
+                f"{place} is not a prefetchd store: {path} does not begin as one; use another path"
+            )
         locks.append(take_lock(place, shared=opening.read_only))
         fd = open_data(place, raw=opening.raw, read_only=opening.read_only)
         files.append(File(fd, str(path), 0))
@@ -141,11 +157,23 @@ def superblock_of(
 
 def exists(place: Path, *, raw: bool = False) -> bool:
     """Whether a store seems to be there."""
-    path = data_path(place, raw=raw)
-    if path != place:
-        return path.exists()
-    with told(place), open(path, "rb") as device:
-        return device.read(len(MAGIC)) == MAGIC
+    with told(place):
+        path = data_path(place, raw=raw)
+        if path != place:
+            return there(path)
+        with open(path, "rb") as device:
+            return device.read(len(MAGIC)) == MAGIC
+
+
+def is_foreign(place: Path, path: Path, locks: list[int]) -> bool:
+    """Whether no copy of a superblock begins at `path`, the file of `place`. Raises StoreError if
+    that is because somebody is making a store; the lock that tells is appended to `locks`."""
+    with open(path, "rb", buffering=0) as data:
+        if any(os.pread(data.fileno(), len(MAGIC), at) == MAGIC for at in COPY_PLACES):
+            return False
+    if is_raw(place) or (place / LOCK_NAME).exists():
+        locks.append(take_lock(place, shared=True))
+    return True
 
 
 def _read_superblock(fd: int, directory: Path) -> Superblock:

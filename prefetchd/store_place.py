@@ -34,6 +34,15 @@ def is_device(place: Path) -> bool:
     return place.exists() and stat.S_ISBLK(place.stat().st_mode)
 
 
+def there(path: Path) -> bool:
+    """Whether a file is there. Raises OSError where that cannot be known, whatever Python's."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
 def data_path(place: Path, *, raw: bool) -> Path:
     """The file or device that holds the bytes. Raises StoreError for a device nobody asked for."""
     if not is_raw(place):

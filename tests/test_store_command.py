@@ -122,6 +122,7 @@ def test_a_store_of_a_model_takes_the_bytes_it_is_given(tmp_path: Path, capsys: 
         (["--model", "llama-9", "--blocks", "2"], 2, "'llama-9' is no preset"),
         (["--blocks", "2"], 2, "either --model, or --layers and --page-bytes"),
         (["--layers", "2", "--page-bytes", "4KiB", "--bytes", "9KiB"], 3, "hold no store"),
+        (["--layers", "2", "--page-bytes", "0", "--blocks", "2"], 2, "--page-bytes"),
     ],
 )
 def test_what_makes_no_store_is_told(
@@ -367,10 +368,39 @@ def test_a_store_with_a_part_away_is_erased_only_if_that_is_said(
 
 def test_a_folder_that_is_no_store_is_not_erased(tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "extents.dat").write_bytes(b"somebody's " * 1000)
-    run_here(capsys, "store", "erase", tmp_path, "--yes").failed(3, "has no owner.lock")
-    (tmp_path / "owner.lock").touch()
-    run_here(capsys, "store", "erase", tmp_path, "--yes").failed(3, "does not begin as a prefetchd")
-    assert (tmp_path / "extents.dat").exists()
+    made = ["--layers", "2", "--page-bytes", "4KiB", "--blocks", "2"]
+    for locked in (False, True):
+        for command in ("info", "check", "repair", "create", "erase"):
+            words = {"create": made, "erase": ["--yes"]}.get(command, [])
+            done = run_here(capsys, "store", command, tmp_path, *words)
+            done.failed(3, "is not a prefetchd store")
+            assert (tmp_path / "owner.lock").exists() == locked
+        (tmp_path / "owner.lock").touch()
+    assert (tmp_path / "extents.dat").read_bytes() == b"somebody's " * 1000
+
+
+def test_a_file_is_no_store(tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "afile").write_text("mine")
+    done = run_here(capsys, "store", "info", tmp_path / "afile")
+    done.failed(3, "is a file and is not a prefetchd store")
+    assert "raw" not in done.err
+
+
+@pytest.mark.parametrize("command", ["info", "check", "repair", "erase"])
+def test_a_folder_without_permission_ends_in_3(
+    command: str, kv: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    really = Path.stat
+
+    def refusing(path: Path, **words: Any) -> os.stat_result:
+        if path.parent == kv:
+            raise PermissionError(errno.EACCES, "no", str(path))
+        return really(path, **words)
+
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    monkeypatch.setattr(Path, "stat", refusing)
+    words = ["--yes"] if command == "erase" else []
+    run_here(capsys, "store", command, kv, *words).failed(3, "EACCES", "permission")
 
 
 @pytest.mark.parametrize("command", ["info", "check", "repair", "erase"])
@@ -398,4 +428,4 @@ def test_a_store_on_a_device_goes_through_all_commands(tmp_path: Path, capsys: C
     run_here(capsys, "store", "create", device, *size, "--raw").failed(3, "a prefetchd store")
     assert run_here(capsys, "store", "erase", device, "--raw", "--yes").code == 0
     assert device.stat().st_size == 4 << 20
-    run_here(capsys, "store", "info", device, "--raw").failed(3, "does not begin as")
+    run_here(capsys, "store", "info", device, "--raw").failed(3, "is not a prefetchd store")

@@ -77,7 +77,7 @@ def test_other_paths_than_a_store_has_are_noted(tmp_path: Path) -> None:
     for _ in range(2):
         with striped.open() as runtime:
             assert not any("were asked for" in note for note in runtime.notes)
-    other = {"paths": [tmp_path / "d"], "options": striped.options}
+    other: dict[str, Any] = {"paths": [tmp_path / "d"], "options": striped.options}
     with prefetchd.open(tmp_path / "a", layout(), **other) as runtime:
         [note] = [note for note in runtime.notes if "were asked for" in note]
     assert str(tmp_path / "d") in note

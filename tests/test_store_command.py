@@ -142,7 +142,7 @@ def test_a_store_that_cannot_be_made_leaves_nothing(
     (tmp_path / "mine").mkdir()
     monkeypatch.setattr(os, "posix_fallocate", full)
     words = ["--layers", "3", "--page-bytes", "12KiB", "--blocks", "20", "--path"]
-    made = ["store", "create", tmp_path / "kv", *words]
+    made: list[Any] = ["store", "create", tmp_path / "kv", *words]
     run_here(capsys, *made, tmp_path / "mine").failed(3, "ask for a smaller store")
     assert [*tmp_path.rglob("*")] == [tmp_path / "mine"]
 
@@ -150,8 +150,8 @@ def test_a_store_that_cannot_be_made_leaves_nothing(
 def test_a_store_beside_another_is_not_begun(kv: Path, tmp_path: Path, capsys: Capture) -> None:
     before = everything(kv)
     for blocks, path, told in [("20", kv, "exists already"), ("1", tmp_path / "y", "block a path")]:
-        words = ["--layers", "3", "--page-bytes", "12KiB", "--blocks", blocks, "--path", path]
-        run_here(capsys, "store", "create", tmp_path / "x", *words).failed(3, told)
+        words = ["--layers", "3", "--page-bytes", "12KiB", "--blocks", blocks]
+        run_here(capsys, "store", "create", tmp_path / "x", *words, "--path", path).failed(3, told)
         assert not (tmp_path / "x").exists()
         assert not (tmp_path / "y").exists()
     assert everything(kv) == before

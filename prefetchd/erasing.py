@@ -22,25 +22,41 @@ from prefetchd.store_place import (
 )
 
 
-def parts_of(place: Path, *, raw: bool) -> list[Path]:
-    """The places of all parts of a store that are there. Raises StoreError if it is none."""
+def parts_of(place: Path, *, raw: bool, lone: bool = False) -> list[Path]:
+    """The places of all parts of a store. Raises StoreError if it is none, or (unless `lone`) if
+    one of its parts is away; with `lone` those that are there, or a part without its first."""
     if not exists(place, raw=raw):
         raise StoreError(f"there is no store in {place}; nothing was erased")
     first = superblock_of(place, Opening(read_only=True, raw=raw))
     if first.stripe:
+        if lone:
+            return [place]
         raise StoreError(
             f"{place} holds part {first.stripe + 1} of {first.stripes} of a store; name the folder "
-            "of its first part"
+            "of its first part, or, if that is gone, say --lone"
         )
-    further = [Path(path) for path in first.paths[1:]]
-    return [place, *(path for path in further if _is_part(path, first, raw=raw))]
+    parts = [place]
+    for number, path in enumerate(map(Path, first.paths[1:]), 1):
+        if why := _absence(path, number, first, raw=raw):
+            if not lone:
+                raise StoreError(
+                    f"store {place}: its part {number + 1} on {path} cannot be erased: {why}; put "
+                    "it back, or say --lone to erase what is there; nothing was erased"
+                )
+        else:
+            parts.append(path)
+    return parts
 
 
-def _is_part(place: Path, first: Superblock, *, raw: bool) -> bool:
+def _absence(place: Path, number: int, first: Superblock, *, raw: bool) -> str:
+    """Why this part of the store cannot be had there; empty if it can."""
     try:
-        return superblock_of(place, Opening(True, raw=raw)).store_id == first.store_id
-    except StoreError:
-        return False
+        part = superblock_of(place, Opening(True, raw=raw), remedy="")
+    except StoreError as error:
+        return str(error)
+    if (part.store_id, part.stripe) != (first.store_id, number):
+        return "something else lies there"
+    return ""
 
 
 def erase(parts: list[Path], *, raw: bool) -> list[Path]:

@@ -34,6 +34,10 @@ class FormatError(Exception):
     """Bytes that are no store of ours, or of another version or layout; says which."""
 
 
+COPY_PLACES = (0, *(4096 << power for power in range(5)))
+"""Where copies of a superblock may lie, by alignment."""
+
+
 class Superblock(msgspec.Struct, frozen=True):
     """What a file was made for: `layers` pages a block, `blocks` in the whole store, of which
     this file, number `stripe` of `stripes`, holds its share.
@@ -192,7 +196,7 @@ def newest_superblock(front: NDArray[np.uint8]) -> Superblock:
     """Of the copies at the front of a file the newest whole one. Raises FormatError if none is."""
     found: list[Superblock] = []
     first: FormatError | None = None
-    for place in [0, *(4096 << power for power in range(5))]:
+    for place in COPY_PLACES:
         try:
             copy = decode_superblock(front[place:])
         except FormatError as error:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from prefetchd import store, store_making, store_opening
-from prefetchd.assembly import Options, assemble
+from prefetchd.assembly import Options, Parts, assemble
 from prefetchd.layout import Layout
 from prefetchd.runtime import Runtime
 
@@ -51,17 +51,31 @@ def open_runtime(
             options = replace(options, device="memory")
         return Runtime(assemble(opened, options), options)
     directory = Path(path)
-    is_new = not read_only and layout is not None and blocks is not None
-    if is_new and not store_opening.exists(directory, raw=raw):
-        assert layout is not None
-        further = [Path(p) for p in paths]
+    further = [Path(p) for p in paths]
+    if not read_only and layout is not None and not store_opening.exists(directory, raw=raw):
+        if blocks is None:
+            raise store.StoreError(
+                f"there is no store in {directory}; give blocks= to have one made"
+            )
         store_making.create(directory, layout, blocks, fill=fill, paths=further, raw=raw)
     opening = store_opening.Opening(read_only, allow_missing_paths, raw)
     parts = assemble(store_opening.open_store(directory, layout, opening), options, progress)
+    notes = _differences(parts, blocks, further)
+    return Runtime(replace(parts, notes=(*notes, *parts.notes)), options)
+
+
+def _differences(parts: Parts, blocks: int | None, further: Sequence[Path]) -> list[str]:
+    """What a store that was there is not as it was asked for."""
+    notes = []
     if blocks not in (None, parts.geometry.blocks):
-        note = (
+        notes.append(
             f"{blocks} blocks were asked for, but the store was made for {parts.geometry.blocks} "
             "and keeps that size; erase the folder to make it anew"
         )
-        parts = replace(parts, notes=(note, *parts.notes))
-    return Runtime(parts, options)
+    own = parts.store.superblock.paths[1:]
+    if further and tuple(str(path.absolute()) for path in further) != own:
+        notes.append(
+            f"paths {', '.join(map(str, further))} were asked for, but the store was made with "
+            f"{', '.join(own) or 'no further paths'} and keeps to that; erase it to make it anew"
+        )
+    return notes

@@ -71,9 +71,13 @@ class Runtime:
         return self.find(keys).blocks
 
     def find(self, keys: Keys) -> Found:
-        """As `lookup`, with stamps: a demand that gives them too gets these keys' bytes or none."""
+        """As `lookup`, with stamps: a demand that gives them too gets these keys' bytes or none.
+
+        Raises EngineError when stopped.
+        """
         names = as_keys(keys)
         with self.engine.lock:
+            self.engine.check()
             self.room.tidy()
             catalog = self._parts.catalog
             blocks = catalog.index.prefix(names)
@@ -157,7 +161,9 @@ class Runtime:
 
         Returns after `seconds`. While a caller does this once a layer, hints are acted on inside
         `hint` and the pump thread rests; without it the pump does the same work beside the caller.
+        Raises EngineError when stopped.
         """
+        self.engine.check()
         self.engine.tend(self.engine.clock() + int(seconds * 1e9))
 
     def put(

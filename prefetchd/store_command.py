@@ -30,7 +30,9 @@ store_app = typer.Typer(help="Make, show, check, repair and erase stores.", no_a
 Told = Callable[[int, int], None]
 _SHOWN = 20  # problems; --json has more
 
-StorePath = Annotated[Path, typer.Argument(help="The store's (first) folder, or its device.")]
+StorePath = Annotated[
+    Path, typer.Argument(readable=False, help="The store's (first) folder, or its device.")
+]
 RawFlag = Annotated[bool, typer.Option("--raw", help="A path may be a block device.")]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 MissingFlag = Annotated[
@@ -84,7 +86,8 @@ def create(
         str | None, typer.Option("--bytes", help="Or bytes it may take, as in 100GiB.")
     ] = None,
     path: Annotated[
-        list[Path] | None, typer.Option(help="A further folder, on another drive; repeatable.")
+        list[Path] | None,
+        typer.Option(readable=False, help="A further folder, on another drive; repeatable."),
     ] = None,
     fill: Annotated[
         bool, typer.Option("--fill/--no-fill", help="Write it once, so that reads touch the drive.")
@@ -120,7 +123,9 @@ def _layout(
     if model is not None and layers is None and page_bytes is None:
         return layout_of(model, dtype)
     if model is None and dtype is None and layers is not None and page_bytes is not None:
-        return uniform(layers, parse_bytes(page_bytes))
+        if (length := parse_bytes(page_bytes)) < 1:
+            raise ValueError(f"--page-bytes is {page_bytes}; a page has at least one byte")
+        return uniform(layers, length)
     raise LayoutError("say what is stored: either --model, or --layers and --page-bytes")
 
 
@@ -232,11 +237,14 @@ def repair(
 def erase(
     folder: StorePath,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    lone: Annotated[
+        bool, typer.Option("--lone", help="Also if other parts of the store are away.")
+    ] = False,
     raw: RawFlag = False,
     json: JsonFlag = False,
 ) -> None:
     """Remove a store: its own files on all its paths, and nothing else that lies there."""
-    parts = parts_of(folder, raw=raw)
+    parts = parts_of(folder, raw=raw, lone=lone)
     words = ", ".join(str(part) for part in parts)
     if not yes and not sys.stdin.isatty():
         raise ValueError(f"{words} would be erased; say --yes")

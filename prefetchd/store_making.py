@@ -6,6 +6,7 @@ know how a store is used.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 from collections.abc import Callable, Sequence
@@ -18,8 +19,9 @@ from prefetchd.journal import Journal
 from prefetchd.layout import Layout
 from prefetchd.raw import check_free, size_bytes
 from prefetchd.store import plan_superblock
-from prefetchd.store_opening import exists
+from prefetchd.store_opening import exists, is_foreign
 from prefetchd.store_place import (
+    LOCK_NAME,
     StoreError,
     close_all,
     data_path,
@@ -37,18 +39,52 @@ Progress = Callable[[int, int], None]
 
 @dataclass(slots=True)
 class _Place:
-    """Where a part goes: `fd` is -1 until there is a file; `made`: the file is ours to remove."""
+    """Where a part goes: `fd` is -1 until there is a file. `made`, `folder_made`, `lock_made`: the
+    file, folder and lock are ours to remove."""
 
     path: Path
     data: Path
     fd: int = -1
     lock: int = -1
     made: bool = False
+    folder_made: bool = False
+    lock_made: bool = False
 
     def create(self) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_DIRECT
         self.fd = os.open(self.data, flags, 0o600)
         self.made = True
+
+    def make_folder(self) -> None:
+        with contextlib.suppress(FileExistsError):
+            self.path.mkdir()
+            self.folder_made = True
+
+    def refuse_foreign(self) -> None:
+        locks: list[int] = []
+        try:
+            if is_foreign(self.path, self.data, locks):
+                raise StoreError(
+                    f"{self.data} is in the way and is not a prefetchd store; use another folder"
+                )
+        finally:
+            close_all(locks)
+
+    def take(self) -> None:
+        """Own the place, and know whether its lock was there before."""
+        there = is_raw(self.path) or (self.path / LOCK_NAME).exists()
+        self.lock = take_lock(self.path)
+        self.lock_made = not there
+
+    def undo(self) -> None:
+        """Remove what was made here, and nothing else; its lock is still held."""
+        if self.made:
+            self.data.unlink(missing_ok=True)
+        if self.lock_made:
+            (self.path / LOCK_NAME).unlink(missing_ok=True)
+        if self.folder_made:
+            with contextlib.suppress(OSError):  # somebody put something there meanwhile
+                self.path.rmdir()
 
 
 def create(
@@ -87,9 +123,8 @@ def create(
             with told(place.path):
                 _write_new(place, shape.of_stripe(number), fill=fill, progress=progress)
     except BaseException:
-        for place in places:
-            if place.made:
-                place.data.unlink(missing_ok=True)
+        for place in reversed(places):  # one may lie in another's folder
+            place.undo()
         raise
     finally:
         close_all([fd for place in places for fd in (place.fd, place.lock)])
@@ -121,10 +156,11 @@ def _claim(place: _Place, *, force: bool) -> None:
     if is_raw(place.path):
         check_free(place.path, force=force)
     else:
-        place.path.mkdir(exist_ok=True)
+        place.make_folder()
         if exists(place.path):
+            place.refuse_foreign()
             raise StoreError(f"store {place.path} exists already; open it, or erase the folder")
-    place.lock = take_lock(place.path)
+    place.take()
     if is_raw(place.path):
         place.fd = open_data(place.path, raw=True, read_only=False)
 

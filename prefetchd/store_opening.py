@@ -15,12 +15,22 @@ import msgspec
 import numpy as np
 
 from prefetchd.device import File
-from prefetchd.format import MAGIC, FormatError, Superblock, newest_superblock
+from prefetchd.format import COPY_PLACES, MAGIC, FormatError, Superblock, newest_superblock
 from prefetchd.hostinfo import Medium, medium_of
 from prefetchd.layout import Layout
 from prefetchd.raw import size_bytes
 from prefetchd.store import Store
-from prefetchd.store_place import StoreError, close_all, data_path, open_data, take_lock, told
+from prefetchd.store_place import (
+    LOCK_NAME,
+    StoreError,
+    close_all,
+    data_path,
+    is_raw,
+    open_data,
+    take_lock,
+    there,
+    told,
+)
 
 _FRONT_BYTES = 1 << 18  # both superblocks, at any alignment
 
@@ -62,7 +72,7 @@ def open_store(
         for number, folder in enumerate(folders[1:], 1):
             part = first.of_stripe(number)
             try:
-                part, _ = _open_file(folder, opening, files, locks)
+                part, _ = _open_file(folder, opening, files, locks, remedy="")
             except StoreError as error:
                 notes.append(_without(directory, number, error, opening))
                 missing.add(number)
@@ -87,7 +97,7 @@ def _without(directory: Path, number: int, error: StoreError, opening: Opening) 
     if not opening.allow_missing_paths:
         raise StoreError(
             f"store {directory}: its part {number + 1} cannot be had: {error}; put it back, or "
-            "open the store without it: allow_missing_paths=True (--allow-missing-paths)"
+            "open the store without it: allow_missing_paths=True"
         ) from error
     return f"opened without part {number + 1}, whose blocks are misses: {error}"
 
@@ -105,13 +115,24 @@ def _described(part: Superblock, first: Superblock) -> str:
 
 
 def _open_file(
-    place: Path, opening: Opening, files: list[File], locks: list[int]
+    place: Path,
+    opening: Opening,
+    files: list[File],
+    locks: list[int],
+    remedy: str = "; create one first",
 ) -> tuple[Superblock, Medium]:
-    """What is opened is appended to `files` and `locks`, also if this raises."""
+    """What is opened is appended to `files` and `locks`, also if this raises. `remedy`: said where
+    nothing is."""
     with told(place, opening=not opening.read_only):
+        if place.is_file() and not opening.raw and is_foreign(place, place, locks):
+            raise StoreError(f"{place} is a file and is not a prefetchd store; name its folder")
         path = data_path(place, raw=opening.raw)
-        if not path.exists():
-            raise StoreError(f"there is no store in {place}; create one first")
+        if not there(path):
+            raise StoreError(f"there is no store in {place}{remedy}")
+        if is_foreign(place, path, locks):
+            raise StoreError(
+                f"{place} is not a prefetchd store: {path} does not begin as one; use another path"
+            )
         locks.append(take_lock(place, shared=opening.read_only))
         fd = open_data(place, raw=opening.raw, read_only=opening.read_only)
         files.append(File(fd, str(path), 0))
@@ -122,23 +143,37 @@ def _open_file(
         return shape, medium
 
 
-def superblock_of(place: Path, opening: Opening) -> Superblock:
+def superblock_of(
+    place: Path, opening: Opening, *, remedy: str = "; create one first"
+) -> Superblock:
     """Of a store that nobody has open for writing. Raises StoreError."""
     files: list[File] = []
     locks: list[int] = []
     try:
-        return _open_file(place, opening, files, locks)[0]
+        return _open_file(place, opening, files, locks, remedy)[0]
     finally:
         close_all([*(file.fd for file in files), *locks])
 
 
 def exists(place: Path, *, raw: bool = False) -> bool:
     """Whether a store seems to be there."""
-    path = data_path(place, raw=raw)
-    if path != place:
-        return path.exists()
-    with told(place), open(path, "rb") as device:
-        return device.read(len(MAGIC)) == MAGIC
+    with told(place):
+        path = data_path(place, raw=raw)
+        if path != place:
+            return there(path)
+        with open(path, "rb") as device:
+            return device.read(len(MAGIC)) == MAGIC
+
+
+def is_foreign(place: Path, path: Path, locks: list[int]) -> bool:
+    """Whether no copy of a superblock begins at `path`, the file of `place`. Raises StoreError if
+    that is because somebody is making a store; the lock that tells is appended to `locks`."""
+    with open(path, "rb", buffering=0) as data:
+        if any(os.pread(data.fileno(), len(MAGIC), at) == MAGIC for at in COPY_PLACES):
+            return False
+    if is_raw(place) or (place / LOCK_NAME).exists():
+        locks.append(take_lock(place, shared=True))
+    return True
 
 
 def _read_superblock(fd: int, directory: Path) -> Superblock:

@@ -34,6 +34,15 @@ def is_device(place: Path) -> bool:
     return place.exists() and stat.S_ISBLK(place.stat().st_mode)
 
 
+def there(path: Path) -> bool:
+    """Whether a file is there. Raises OSError where that cannot be known, whatever Python's."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
 def data_path(place: Path, *, raw: bool) -> Path:
     """The file or device that holds the bytes. Raises StoreError for a device nobody asked for."""
     if not is_raw(place):
@@ -120,13 +129,14 @@ def close_all(descriptors: Sequence[int]) -> None:
 def told(place: Path, *, opening: bool = False) -> Iterator[None]:
     """Turn an OSError into words: path, errno by name, and what to do. `opening`: what is there
     could also be opened for reading only."""
-    reading = ", or open it with read_only=True (--read-only)" if opening else ""
+    reading = ", or open it with read_only=True" if opening else ""
     remedies = {
         "ENOENT": "create its parent folder first",
         "EACCES": f"give this user read and write permission{reading}",
         "EPERM": f"give this user read and write permission{reading}",
         "EROFS": f"the file system is mounted read-only; remount it or use another path{reading}",
         "ENOSPC": "the file system is full; free space or ask for a smaller store",
+        "EFBIG": "the file system holds no file of this size; ask for a smaller store",
         "EDQUOT": "the disk quota is used up; ask for a smaller store",
         "EINVAL": "this file system does not offer O_DIRECT; use a local disk file system",
         "EIO": "the device reports an error; see the kernel log",

@@ -72,6 +72,19 @@ def probe(runtime: Runtime, number: int) -> None:
         runtime.engine.wait(lambda: not runtime._parts.driver._probing)
 
 
+def test_other_paths_than_a_store_has_are_noted(tmp_path: Path) -> None:
+    striped = Striped(tmp_path)
+    for _ in range(2):
+        with striped.open() as runtime:
+            assert not any("were asked for" in note for note in runtime.notes)
+    other: dict[str, Any] = {"paths": [tmp_path / "d"], "options": striped.options}
+    with prefetchd.open(tmp_path / "a", layout(), **other) as runtime:
+        [note] = [note for note in runtime.notes if "were asked for" in note]
+    assert str(tmp_path / "d") in note
+    assert f"made with {tmp_path / 'b'}, {tmp_path / 'c'}" in note
+    assert not (tmp_path / "d").exists()
+
+
 @pytest.mark.parametrize("inner", [Threads, Uring])
 @pytest.mark.parametrize("path", [0, 2])
 def test_one_of_three_paths_fails_in_the_middle_of_traffic(

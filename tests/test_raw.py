@@ -89,8 +89,9 @@ def test_a_store_on_a_folder_and_a_device(device: Path, tmp_path: Path) -> None:
 
 
 def test_nothing_is_opened_or_made_without_the_flag(device: Path) -> None:
+    with pytest.raises(StoreError, match="is not a prefetchd store"):
+        prefetchd.open(device, options=DIRECT)
     for act in (
-        lambda: prefetchd.open(device, options=DIRECT),
         lambda: prefetchd.open(device, layout(), blocks=2, options=DIRECT),
         lambda: store_making.create(device, layout(), 2, fill=False),
     ):

@@ -219,7 +219,7 @@ def test_a_damaged_and_a_shortened_store(
             file.write(b"\0\0\0")
     run_here(capsys, *made).failed(3, str(folder), "superblock is damaged")
     path.write_bytes(b"")
-    run_here(capsys, *made).failed(3, str(folder), "does not begin as a prefetchd store does")
+    run_here(capsys, *made).failed(3, str(folder), "is not a prefetchd store")
 
 
 # --- what the machine allows ---

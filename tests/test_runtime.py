@@ -316,6 +316,9 @@ def test_use_after_close_is_refused_in_words(tmp_path: Path) -> None:
         lambda: runtime.demand(runtime.pages(blocks, 1)),
         lambda: runtime.put(keys(1, 4), content(1)),
         lambda: runtime.hint(DoneHint(1)),
+        lambda: runtime.find(keys(1)),
+        lambda: runtime.lookup(keys(1)),
+        lambda: runtime.tend(0),
         ticket.release,
     ):
         with pytest.raises(EngineError, match="the engine is closed"):

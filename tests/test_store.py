@@ -156,8 +156,8 @@ def flipped(content: bytearray) -> bytearray:
         (flipped, "superblock is damaged"),
         (lambda content: content[:-4096], "is cut short"),
         (lambda content: content[:10], "superblock is damaged"),
-        (lambda _: bytearray(), "does not begin as a prefetchd store"),
-        (lambda content: bytearray(len(content)), "does not begin as a prefetchd store"),
+        (lambda _: bytearray(), "is not a prefetchd store"),
+        (lambda content: bytearray(len(content)), "is not a prefetchd store"),
     ],
 )
 def test_what_is_no_store_of_ours_is_told(
@@ -172,6 +172,8 @@ def test_what_is_no_store_of_ours_is_told(
 def test_a_missing_store_and_a_missing_parent_are_told(tmp_path: Path) -> None:
     words = refusal(lambda: prefetchd.open(tmp_path / "kv", options=DIRECT))
     assert words == f"there is no store in {tmp_path / 'kv'}; create one first"
+    words = refusal(lambda: prefetchd.open(tmp_path / "kv", layout(), options=DIRECT))
+    assert words == f"there is no store in {tmp_path / 'kv'}; give blocks= to have one made"
     words = refusal(lambda: open_plain(tmp_path / "no" / "kv", DIRECT))
     assert "ENOENT (No such file or directory); create its parent folder first" in words
 

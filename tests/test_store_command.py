@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from dataclasses import replace
@@ -121,6 +122,7 @@ def test_a_store_of_a_model_takes_the_bytes_it_is_given(tmp_path: Path, capsys: 
         (["--model", "llama-9", "--blocks", "2"], 2, "'llama-9' is no preset"),
         (["--blocks", "2"], 2, "either --model, or --layers and --page-bytes"),
         (["--layers", "2", "--page-bytes", "4KiB", "--bytes", "9KiB"], 3, "hold no store"),
+        (["--layers", "2", "--page-bytes", "0", "--blocks", "2"], 2, "--page-bytes"),
     ],
 )
 def test_what_makes_no_store_is_told(
@@ -128,6 +130,31 @@ def test_what_makes_no_store_is_told(
 ) -> None:
     run_here(capsys, "store", "create", tmp_path / "kv", *words).failed(code, told)
     assert not (tmp_path / "kv" / "extents.dat").exists()
+
+
+@pytest.mark.parametrize("code", ["ENOSPC", "EFBIG"])
+def test_a_store_that_cannot_be_made_leaves_nothing(
+    code: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: int) -> None:
+        raise OSError(getattr(errno, code), "no")
+
+    (tmp_path / "mine").mkdir()
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    words = ["--layers", "3", "--page-bytes", "12KiB", "--blocks", "20", "--path"]
+    made: list[Any] = ["store", "create", tmp_path / "kv", *words]
+    run_here(capsys, *made, tmp_path / "mine").failed(3, "ask for a smaller store")
+    assert [*tmp_path.rglob("*")] == [tmp_path / "mine"]
+
+
+def test_a_store_beside_another_is_not_begun(kv: Path, tmp_path: Path, capsys: Capture) -> None:
+    before = everything(kv)
+    for blocks, path, told in [("20", kv, "exists already"), ("1", tmp_path / "y", "block a path")]:
+        words = ["--layers", "3", "--page-bytes", "12KiB", "--blocks", blocks]
+        run_here(capsys, "store", "create", tmp_path / "x", *words, "--path", path).failed(3, told)
+        assert not (tmp_path / "x").exists()
+        assert not (tmp_path / "y").exists()
+    assert everything(kv) == before
 
 
 # --- check ---
@@ -248,6 +275,16 @@ def test_what_cannot_be_read_is_told_apart_from_what_is_wrong(kv: Path) -> None:
 # --- repair ---
 
 
+def test_a_repair_names_no_option_that_it_lacks(kv: Path, capsys: Capture, tmp_path: Path) -> None:
+    if shape_of(kv).stripes == 1:
+        pytest.skip("there is one part")
+    (tmp_path / "b").rename(tmp_path / "away")
+    done = run_here(capsys, "store", "repair", kv)
+    done.failed(3, f"part 2 cannot be had: there is no store in {tmp_path / 'b'}; put it back")
+    assert "--allow" not in done.err
+    assert "--read-only" not in done.err
+
+
 def test_a_repair_removes_what_fails_and_keeps_the_rest(kv: Path, capsys: Capture) -> None:
     shape = shape_of(kv)
     harm(kv, 3, shape.header_bytes + 5)
@@ -312,12 +349,58 @@ def test_a_store_is_erased_and_nothing_else(kv: Path, capsys: Capture) -> None:
     run_here(capsys, "store", "erase", kv, "--yes").failed(3, "there is no store")
 
 
+def test_a_store_with_a_part_away_is_erased_only_if_that_is_said(
+    kv: Path, capsys: Capture, tmp_path: Path
+) -> None:
+    if shape_of(kv).stripes == 1:
+        pytest.skip("there is one part")
+    (tmp_path / "c").rename(tmp_path / "away")
+    done = run_here(capsys, "store", "erase", kv, "--yes")
+    done.failed(3, f"part 3 on {tmp_path / 'c'} cannot be erased: there is no store in")
+    assert "create one" not in done.err
+    assert (kv / "extents.dat").exists()
+    assert run_here(capsys, "store", "erase", kv, "--yes", "--lone").code == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["away"]
+    run_here(capsys, "store", "erase", tmp_path / "away", "--yes").failed(3, "--lone")
+    assert run_here(capsys, "store", "erase", tmp_path / "away", "--yes", "--lone").code == 0
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_folder_that_is_no_store_is_not_erased(tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "extents.dat").write_bytes(b"somebody's " * 1000)
-    run_here(capsys, "store", "erase", tmp_path, "--yes").failed(3, "has no owner.lock")
-    (tmp_path / "owner.lock").touch()
-    run_here(capsys, "store", "erase", tmp_path, "--yes").failed(3, "does not begin as a prefetchd")
-    assert (tmp_path / "extents.dat").exists()
+    made = ["--layers", "2", "--page-bytes", "4KiB", "--blocks", "2"]
+    for locked in (False, True):
+        for command in ("info", "check", "repair", "create", "erase"):
+            words = {"create": made, "erase": ["--yes"]}.get(command, [])
+            done = run_here(capsys, "store", command, tmp_path, *words)
+            done.failed(3, "is not a prefetchd store")
+            assert (tmp_path / "owner.lock").exists() == locked
+        (tmp_path / "owner.lock").touch()
+    assert (tmp_path / "extents.dat").read_bytes() == b"somebody's " * 1000
+
+
+def test_a_file_is_no_store(tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "afile").write_text("mine")
+    done = run_here(capsys, "store", "info", tmp_path / "afile")
+    done.failed(3, "is a file and is not a prefetchd store")
+    assert "raw" not in done.err
+
+
+@pytest.mark.parametrize("command", ["info", "check", "repair", "erase"])
+def test_a_folder_without_permission_ends_in_3(
+    command: str, kv: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    really = Path.stat
+
+    def refusing(path: Path, **words: Any) -> os.stat_result:
+        if path.parent == kv:
+            raise PermissionError(errno.EACCES, "no", str(path))
+        return really(path, **words)
+
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    monkeypatch.setattr(Path, "stat", refusing)
+    words = ["--yes"] if command == "erase" else []
+    run_here(capsys, "store", command, kv, *words).failed(3, "EACCES", "permission")
 
 
 @pytest.mark.parametrize("command", ["info", "check", "repair", "erase"])
@@ -345,4 +428,4 @@ def test_a_store_on_a_device_goes_through_all_commands(tmp_path: Path, capsys: C
     run_here(capsys, "store", "create", device, *size, "--raw").failed(3, "a prefetchd store")
     assert run_here(capsys, "store", "erase", device, "--raw", "--yes").code == 0
     assert device.stat().st_size == 4 << 20
-    run_here(capsys, "store", "info", device, "--raw").failed(3, "does not begin as")
+    run_here(capsys, "store", "info", device, "--raw").failed(3, "is not a prefetchd store")

@@ -188,7 +188,10 @@ def decode_superblock(block: NDArray[np.uint8]) -> Superblock:
         raise FormatError("its superblock is damaged (checksum mismatch)")
     version = msgspec.msgpack.decode(text[start:end]).get("version")
     if version != FORMAT_VERSION:
-        raise FormatError(f"it has format version {version}, this program reads {FORMAT_VERSION}")
+        raise FormatError(
+            f"it has format version {version}, this program reads {FORMAT_VERSION}; use the "
+            "release that wrote it, or erase the folder and make the store anew"
+        )
     return msgspec.msgpack.decode(text[start:end], type=Superblock)
 
 

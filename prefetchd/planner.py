@@ -122,15 +122,17 @@ class Planner:
         """Pages were read, for whatever reason."""
         self._allowance_ns -= pages * self._service_ns
 
-    def budget(self) -> int:
-        """Pages that may be prefetched now: what fits the burst, the allowance and the lead."""
+    def budget(self, left_ns: int | None = None) -> int:
+        """Pages that may be prefetched now: what fits the burst, the allowance and the lead, which
+        is `left_ns` if a deadline is known, or else what hints have given so far."""
         base, service = self._base_ns, self._service_ns
+        lead_ns = self._lead_ns if left_ns is None else max(left_ns, 1)
         pages = self.limits.burst_pages
         if service > 0:
             pages = min(pages, int(max(0.0, self._allowance_ns) / service) + 1)
-            if self._lead_ns > 0:
+            if lead_ns > 0:
                 # At least one: a late prefetch still arrives before a miss would.
-                pages = min(pages, max(1, int((self._lead_ns - base) / service)))
+                pages = min(pages, max(1, int((lead_ns - base) / service)))
         return pages
 
     def busy_depth(self, *, waiting: bool) -> int:
@@ -152,7 +154,8 @@ class Planner:
         self.advance(now_ns)
         pages = guess.pages[: self.limits.candidates_max]
         # What is needed in any case is paced by the depth alone: late is better than not at all.
-        budget = len(pages) if guess.restores else self.budget()
+        left_ns = None if guess.deadline_ns is None else guess.deadline_ns - now_ns
+        budget = len(pages) if guess.restores else self.budget(left_ns)
         if len(pages) == 0 or budget <= 0:
             return NO_PLAN
         places = np.flatnonzero(slot_of[pages] < 0)

@@ -32,6 +32,16 @@ def plan(planner: Planner, guessed: object, now_ns: int = 10**9, **rest: object)
     return pages
 
 
+@pytest.mark.parametrize(("left_ns", "pages"), [(-5, 1), (0, 1), (130_000, 5), (10**9, 16)])
+def test_no_more_is_read_than_can_come_before_the_deadline(left_ns: int, pages: int) -> None:
+    planner = measured()
+    planner.observe_lead(100_000)  # what hints give otherwise: two pages
+    now_ns = 10**9
+    assert len(plan(planner, range(50), now_ns)) == 2
+    planner.advance(2 * now_ns)
+    assert len(plan(planner, range(50), 2 * now_ns, deadline_ns=2 * now_ns + left_ns)) == pages
+
+
 # --- the filter ---
 
 

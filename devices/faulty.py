@@ -72,6 +72,7 @@ class Faulty(StorageDevice):
     """
 
     name = "faulty"
+    on_files = False
 
     def __init__(self, inner: StorageDevice, faults: Faults) -> None:
         super().__init__(inner.files, inner.arena, inner.depth)

@@ -53,6 +53,7 @@ class Limited(StorageDevice):
     """
 
     name = "limited"
+    on_files = False
 
     def __init__(self, inner: StorageDevice, bytes_s: float, *, held: bool = True) -> None:
         super().__init__(inner.files, inner.arena, inner.depth)

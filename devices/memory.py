@@ -74,6 +74,7 @@ class Memory(StorageDevice):
     """
 
     name = "memory"
+    on_files = False
     engine = "arrays in process memory"
 
     def __init__(

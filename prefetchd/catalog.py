@@ -62,12 +62,6 @@ class Catalog:
     def blocks_visible(self) -> int:
         return len(self.index.block_of)
 
-    def next_sequence(self) -> int:
-        self.sequence += 1
-        return self.sequence
-
-    # --- what is there ---
-
     def adopt(self, table: Records, occupied: Mask) -> None:
         """Take over what was found on the medium: one record a block (kind 0: none), no key of one
         namespace twice. `occupied`: extents of which nothing can be told."""

@@ -4,7 +4,7 @@ Decides names of commands, exit codes and progress bars; all work is done elsewh
 
 Exit codes: 0 done, 1 a check found something, 2 bad input (a trace, an option, a name), 3 this
 machine or store cannot do it, 4 wrong bytes were about to be used (never expected), 130
-interrupted.
+interrupted, 143 ended by SIGTERM.
 """
 
 from __future__ import annotations

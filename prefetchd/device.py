@@ -84,6 +84,9 @@ class StorageDevice:
 
     name: ClassVar[str] = ""
 
+    on_files: ClassVar[bool] = True
+    """Whether it reads and writes the files it is given; else it is for tests."""
+
     engine: str = ""
     """What really runs, in words: "io_uring, fixed buffers, fixed files"."""
     notes: tuple[str, ...] = ()

@@ -93,9 +93,10 @@ class Driver:
             ops["length"] *= self._run[slots]
         ops["tag"] = self._tags(slots)
         ops["file"], ops["offset"] = locate(self.catalog.superblock, pages)
-        self.paths.count_reads(ops, size)
         if self.paths.down:
             ops = self._refuse(ops, self.paths.unreadable)
+            size = int(ops["length"].sum())
+        self.paths.count_reads(ops, size)
         self._waiting[command.io_class].append(ops)
 
     def _tags(self, slots: Slots) -> NDArray[np.uint64]:
@@ -138,15 +139,18 @@ class Driver:
     def cancel(self, command: Cancel) -> None:
         """Reads took too long. End them early: at once if they are still queued here, else as far
         as the device can; those that began inside a longer run go with it."""
-        late = np.bincount(self._files_of(self._page[command.slots])).tolist()
-        for file, count in enumerate(late):
-            self.paths.failed(file, count, self._now_ns, reading=True)
+        files = self._files_of(self._page[command.slots])
+        late = np.bincount(files, minlength=len(self.paths.names))
         tags = self._tags(command.slots)
         for queue in self._waiting[: IoClass.WRITE_BACK]:
             for place, ops in enumerate(queue):
                 unwanted = np.isin(ops["tag"], tags)
+                never = ops[unwanted]  # begun: no path is to blame for them
+                np.subtract.at(late, never["file"], never["length"] // self.staging.shape[1])
                 queue[place] = ops[~unwanted]
-                self._ended += [(tag, -errno.ECANCELED) for tag in ops["tag"][unwanted].tolist()]
+                self._ended += [(tag, -errno.ECANCELED) for tag in never["tag"].tolist()]
+        for file, count in enumerate(np.maximum(late, 0).tolist()):
+            self.paths.failed(file, count, self._now_ns, reading=True)
         self.device.cancel(tags)
 
     def start(self, now_ns: int) -> None:

@@ -38,8 +38,8 @@ from prefetchd.writer import Written
 
 log = logging.getLogger("prefetchd")
 
-_NAP_NS = 100_000_000  # the longest sleep of a waiter: deadlines are looked at this often
-_SHARED_NAP_NS = 2_000_000  # the same while several threads wait for one device
+# The longest sleep of a waiter, alone and while several threads wait for one device.
+_NAP_NS, _SHARED_NAP_NS = 100_000_000, 2_000_000
 _LOOK_NS = 50_000_000  # how often deadlines are looked at while reads are in flight
 _YIELDS_MAX, _YIELD_S = 20, 50e-6
 _INBOX_MAX = 64
@@ -87,7 +87,7 @@ class Engine:
             self.collect,
         )
         self.tended = self._tending.lately
-        """Whether a caller has lately given the engine its idle time, so that the pump may rest."""
+        """Whether a caller has lately given the engine its idle time: then the pump rests."""
         self._pump = Pump(self._act, self._pump_failed)
         self._inbox = self._pump.inbox
         self._pump.start()
@@ -99,28 +99,30 @@ class Engine:
         with self.lock:
             self.check()
             now_ns = self.clock()
-            commands: list[Command] = []
             try:
-                while self._released:
-                    commands += self.core.handle(Released(self._released.popleft()), now_ns)
-                commands += self.core.handle(event, now_ns)
+                while self._released:  # whose commands hold even if the event is refused
+                    self._carry_out(self.core.handle(Released(self._released.popleft()), now_ns))
+                commands = self.core.handle(event, now_ns)
             except PredictorError as error:
                 self._break(error)
                 self.check()
             if isinstance(event, Hinted | Idle):
                 self.decision_ns.add(self.clock() - now_ns)
-            for command in commands:
-                if isinstance(command, Read):
-                    self.driver.read(command)
-                elif isinstance(command, Ready):
-                    self._on_ready(command)
-                elif isinstance(command, PlanSoon):
-                    self._plan_wanted = True
-                elif isinstance(command, Cancel):
-                    self.driver.cancel(command)
-                else:
-                    self.driver.fill(command)
+            self._carry_out(commands)
             self.driver.start(now_ns)
+
+    def _carry_out(self, commands: list[Command]) -> None:
+        for command in commands:
+            if isinstance(command, Read):
+                self.driver.read(command)
+            elif isinstance(command, Ready):
+                self._on_ready(command)
+            elif isinstance(command, PlanSoon):
+                self._plan_wanted = True
+            elif isinstance(command, Cancel):
+                self.driver.cancel(command)
+            else:
+                self.driver.fill(command)
 
     def collect(self) -> bool:
         """Take note of whatever the device has finished; whether there was anything."""
@@ -211,7 +213,6 @@ class Engine:
     # --- the pump ---
 
     def _act(self, event: Hinted | None) -> bool:
-        """What the pump does each time it wakes."""
         if event is not None:
             self.give_way()
             self.handle(event)

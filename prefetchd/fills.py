@@ -38,7 +38,7 @@ class Fills:
     def handle(self, event: StoreEvent) -> list[Command]:
         """Raises ValueError for pages offered that are here already."""
         if isinstance(event, Forgotten):
-            self._foresight.forget()
+            self._foresight.forget(event.pages)
             self._observer.evicted(self._staging.forget(event.pages), by_prefetch=False)
             return []
         slots = self._staging.slot_of[event.pages]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from prefetchd.guarded import Guarded
-from prefetchd.model import DoneHint, Hint, PageHint
+from prefetchd.model import DoneHint, Hint, Ids, PageHint
 from prefetchd.observer import Observer
 from prefetchd.planner import NO_PLAN, Plan, Planner
 from prefetchd.predictor import Guess, in_range
@@ -109,9 +109,10 @@ class Foresight:
         self._plan = self._planner.plan(guess, self._staging.slot_of, now_ns)
         self.fresh = True
 
-    def forget(self) -> None:
-        """Pages of the plan may be gone from the store: plan anew."""
-        self._plan = NO_PLAN
+    def forget(self, pages: Ids) -> None:
+        """These pages are gone from the store, and from the plan."""
+        if len(pages) and len(self._plan.pages):
+            self._plan = self._plan.only(~np.isin(self._plan.pages, pages))
 
     @property
     def used_up(self) -> bool:
@@ -126,8 +127,7 @@ class Foresight:
         if len(plan.pages) > room:
             plan, self._plan = plan.split(room)
         if not self.fresh:  # some may have come meanwhile
-            absent = self._staging.slot_of[plan.pages] < 0
-            plan = Plan(plan.pages[absent], plan.sources[absent], plan.confidence[absent])
+            plan = plan.only(self._staging.slot_of[plan.pages] < 0)
         return plan
 
 

@@ -130,8 +130,6 @@ class Observer:
         self._feedback.append(Feedback(pages, sources, verdicts))
 
     def _show_feedback(self) -> None:
-        if not self._feedback:
-            return
         feedback = Feedback(
             np.concatenate([f.pages for f in self._feedback]),
             np.concatenate([f.sources for f in self._feedback]),

@@ -46,6 +46,10 @@ class Plan:
     sources: Codes
     confidence: Scores
 
+    def only(self, mask: Mask) -> Plan:
+        """Those pages for which `mask` holds."""
+        return Plan(self.pages[mask], self.sources[mask], self.confidence[mask])
+
     def split(self, count: int) -> tuple[Plan, Plan]:
         """The first `count` pages, and the rest."""
         head = Plan(self.pages[:count], self.sources[:count], self.confidence[:count])

@@ -97,18 +97,19 @@ class Puts:
         engine, binding = self._engine, self._driver.catalog.binding
         number, ticket = self._begin(len(names), durability)
         seeds = binding.seeds(np.frombuffer(b"".join(names), "V16")).tolist()
-        left = iter(range(len(names)))
+        reserved = 0
         try:
             with self.fillers.shift() as shift:
-                for position in left:
+                for position in range(len(names)):
                     waiter = self._waiter(number, position, durability)
                     job = self._reserved(waiter, names[position], seeds[position])
+                    reserved = position + 1
                     if job is not None:
                         task = partial(self._fill, job, rows[position], expires_ns)
                         shift.do(task, last=position == len(names) - 1)
         except BaseException:
             with engine.lock:
-                for position in left:
+                for position in range(reserved, len(names)):
                     self._settle(number, position, -1, "the put was interrupted")
             raise
         engine.wake()

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import psutil
 
+from prefetchd.format import COPY_PLACES, MAGIC
 from prefetchd.store_place import StoreError, is_device
 
 _FRONT_BYTES = 1 << 17
 _SIGNATURES = (
-    (0, b"prefetchd", "a prefetchd store"),
+    *((place, MAGIC, "a prefetchd store") for place in COPY_PLACES),
     (0, b"XFSB", "an XFS file system"),
     (0x438, b"\x53\xef", "an ext file system"),
     (0x10040, b"_BHRfS_M", "a Btrfs file system"),

@@ -165,7 +165,7 @@ class Room:
             self.tidy()
             if catalog.has_room:
                 return True
-            if writer.commit.removing or self._evict():
+            if writer.commit.removing or self._evict(mine=catalog.quota_full):
                 return False
             if not catalog.busy.any():
                 return True
@@ -173,14 +173,15 @@ class Room:
             self._move()
             return False
 
-    def _evict(self) -> bool:
-        """Whether there is anything to evict; it is then on its way out."""
+    def _evict(self, *, mine: bool) -> bool:
+        """Whether there is anything to evict, of this namespace or of all; it is then on its way
+        out."""
         catalog = self._driver.catalog
         self._engine.handle(Forgotten(NO_IDS))
-        mine = catalog.quota_full
         used, most = catalog.blocks_used, catalog.blocks_max
         if mine:
             used, most = catalog.mine_used, catalog.mine_max
+        used -= self._driver.writer.commit.removing
         count = max(1, min(_BATCH_MAX, most // _BATCH_SHARE), used - most)
         held = self._held()
         leased = self._leased(held, most // 2)
@@ -238,10 +239,10 @@ class Room:
         catalog = self._driver.catalog
         with self._engine.lock:
             if catalog.mine_used > catalog.mine_max and not self._read_only:
-                self._evict()
+                self._evict(mine=True)
             used = catalog.blocks_used - self._driver.writer.commit.removing
             if used > catalog.blocks_max and not self._read_only:
-                self._evict()
+                self._evict(mine=False)
 
     def writable(self) -> bool:
         """Whether the floor of free space is kept; asked at most once a second."""

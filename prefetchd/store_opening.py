@@ -161,16 +161,20 @@ def exists(place: Path, *, raw: bool = False) -> bool:
         path = data_path(place, raw=raw)
         if path != place:
             return there(path)
-        with open(path, "rb") as device:
-            return device.read(len(MAGIC)) == MAGIC
+        return _begins_as_store(path)
+
+
+def _begins_as_store(path: Path) -> bool:
+    """Whether any copy of a superblock is there: the first one may be damaged."""
+    with open(path, "rb", buffering=0) as data:
+        return any(os.pread(data.fileno(), len(MAGIC), at) == MAGIC for at in COPY_PLACES)
 
 
 def is_foreign(place: Path, path: Path, locks: list[int]) -> bool:
     """Whether no copy of a superblock begins at `path`, the file of `place`. Raises StoreError if
     that is because somebody is making a store; the lock that tells is appended to `locks`."""
-    with open(path, "rb", buffering=0) as data:
-        if any(os.pread(data.fileno(), len(MAGIC), at) == MAGIC for at in COPY_PLACES):
-            return False
+    if _begins_as_store(path):
+        return False
     if is_raw(place) or (place / LOCK_NAME).exists():
         locks.append(take_lock(place, shared=True))
     return True

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 
 _TENDED_NS = 20_000_000  # so long after its last turn a caller is expected back
+_COLLECT_NS = 150_000  # time to leave for taking note of what has arrived
 _STARVED_MAX = 3  # calls too short for the step that is due, after which it is made all the same
 
 
@@ -48,11 +49,13 @@ class Tending:
                 break
             self._starved = 0
             self._step()
-        # Taken note of once, when all has come: in parts it costs as much for each.
+        # Taken note of once, when all has come: in parts it costs as much for each. Something may
+        # never come, so what is there is looked at in any case while there is time.
         while self._reading() and (left_ns := until_ns - self._clock()) > 0:
-            self._arrival(left_ns)
-            if self._clock() < until_ns:
-                self._collect()
+            self._arrival(max(0, left_ns - _COLLECT_NS))
+            self._collect()
+            if left_ns <= _COLLECT_NS:
+                break
         left_ns = until_ns - self._clock()
         if left_ns > 0:
             time.sleep(left_ns / 1e9)

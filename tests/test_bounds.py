@@ -339,3 +339,15 @@ def test_of_a_chain_put_in_pieces_the_end_of_each_piece_goes_first(tmp_path: Pat
         runtime.put(keys(BLOCKS), content(BLOCKS)).wait()
         runtime.put(keys(2, BLOCKS), content(2, seed=5)).wait()
         assert len(runtime.lookup(keys(BLOCKS))) >= BLOCKS // 2
+
+
+def test_a_smaller_cap_is_kept_soon_after_opening(tmp_path: Path) -> None:
+    with open_plain(tmp_path / "kv", replace(PLAIN, device="threads")) as runtime:
+        runtime.put(keys(BLOCKS), content(BLOCKS)).wait()
+        shape = runtime._parts.catalog.superblock
+    beside = shape.file_bytes - BLOCKS * shape.extent_bytes
+    few = replace(PLAIN, device="threads", cap_bytes=beside + 2 * shape.extent_bytes)
+    with open_plain(tmp_path / "kv", few) as runtime:
+        writer = runtime._parts.driver.writer
+        runtime.engine.wait(lambda: writer.idle)
+        assert runtime.stats().store_writes.blocks_used == 2

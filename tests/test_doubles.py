@@ -22,7 +22,7 @@ def test_of_two_blocks_with_one_key_the_older_one_goes(tmp_path: Path) -> None:
         old = runtime.put(keys(1), pages[:1]).blocks
         harm_next(runtime, (0, "eio"))
         with runtime.engine.lock:
-            assert runtime.room._evict()
+            assert runtime.room._evict(mine=False)
         writer = runtime._parts.driver.writer
         runtime.engine.wait(lambda: writer.idle)
         assert runtime.stats().failures == {"header: EIO (Input/output error)": 1}

@@ -80,3 +80,11 @@ def test_a_queued_read_that_is_cancelled_ends_without_the_device() -> None:
     assert device.started == [0, 4, 1], "0 had begun"
     assert dict(driver.failures) == {errno_name(errno.ECANCELED): 2}
     device.close()
+
+
+def test_a_path_is_not_blamed_for_reads_that_it_never_had() -> None:
+    driver, device = make()
+    read(driver, IoClass.PREFETCH, 0, 1, 2, 3)
+    assert device.in_flight == 1
+    driver.cancel(Cancel(np.arange(4)))
+    assert driver.paths.stats()[0].errors == 1

@@ -74,3 +74,24 @@ def test_a_copy_that_fails_leaves_nothing_behind(
         again = runtime.put(keys(3), pages)
         assert again.failures == []
         assert np.array_equal(read_all(runtime, again.blocks), pages)
+
+
+def test_an_interrupt_while_a_put_waits_for_room_settles_all_that_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with open_plain(None, PLAIN) as runtime:
+        reserved = runtime._puts._reserved
+        asked = iter(range(10))
+
+        def interrupted(*arguments: Any) -> Any:
+            if next(asked) == 1:
+                raise KeyboardInterrupt
+            return reserved(*arguments)
+
+        monkeypatch.setattr(runtime._puts, "_reserved", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            runtime.put(keys(3), content(3))
+        writer = runtime._parts.driver.writer
+        runtime.engine.wait(lambda: writer.idle)
+        assert runtime._puts._open == {}
+        assert len(runtime.lookup(keys(3))) == 1

@@ -153,7 +153,7 @@ class Stale(RuleBasedStateMachine):
     @rule()
     def evict(self) -> None:
         with self.runtime.engine.lock:
-            self.runtime.room._evict()
+            self.runtime.room._evict(mine=False)
 
     @rule(seconds=st.integers(1, 6))
     def pass_time(self, seconds: int) -> None:

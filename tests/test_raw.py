@@ -138,3 +138,12 @@ def test_the_file_system_that_a_tool_makes_is_known(device: Path) -> None:
     if made.returncode:
         pytest.skip("mkfs.ext4 is not there")
     assert signature(device.read_bytes()) == "an ext file system"
+
+
+def test_a_store_whose_first_page_is_damaged_is_not_made_anew(device: Path) -> None:
+    fill_and_read(device)
+    with device.open("r+b") as data:
+        data.write(bytes(512))
+    assert signature(device.read_bytes()) == "a prefetchd store"
+    with prefetchd.open(device, layout(), blocks=BLOCKS, options=DIRECT, raw=True) as runtime:
+        assert np.array_equal(read_all(runtime, runtime.lookup(keys(BLOCKS))), PAGES)

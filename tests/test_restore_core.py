@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from prefetchd.core import CoreLimits
-from prefetchd.model import Access, ChainHint, DoneHint, Geometry, Hinted, Ids
+from prefetchd.model import Access, ChainHint, DoneHint, Forgotten, Geometry, Hinted, Ids
 from prefetchd.planner import Planner, PlannerLimits
 from prefetchd.predictors.cross_request import CrossRequest
 from tests.core_bench import Bench, Told, ids
@@ -97,3 +97,12 @@ def test_requests_are_restored_in_the_order_of_their_starts() -> None:
     predictor.on_chain_hint(ChainHint(1, ids(1, 2), start_ns=500))
     predictor.on_chain_hint(ChainHint(2, ids(3, 4), start_ns=100))
     assert predictor.predict(0, 100).pages.tolist() == [3, 4, 1, 2]
+
+
+def test_a_restore_goes_on_when_other_blocks_are_forgotten() -> None:
+    bench = Bench(64, limits=CoreLimits(prefetch_depth=4))
+    bench.guess(*range(20), restores=True)
+    bench.tell(Forgotten(ids()))
+    assert pages(bench.end()) == [4, 5, 6, 7]
+    bench.tell(Forgotten(ids(9, 10)))
+    assert pages(bench.end()) == [8, 11, 12, 13], "what is gone is not asked for"

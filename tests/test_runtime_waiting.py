@@ -21,7 +21,7 @@ import pytest
 
 import prefetchd
 from prefetchd import EngineError, Runtime, Ticket, engine
-from prefetchd.model import Ids
+from prefetchd.model import Demanded, Ids
 from prefetchd.predictor import Guess, Predictor
 from tests.runtime_bench import (
     BLOCKS,
@@ -289,3 +289,20 @@ def test_closing_lets_go_of_every_descriptor_and_thread(device: str, tmp_path: P
             runtime.put(keys(1), content(1)).wait()
         del runtime
     assert held() == before
+
+
+def test_what_a_release_set_going_goes_on_when_the_next_event_is_refused() -> None:
+    pages = content(3)
+    options = replace(PLAIN, staging_bytes=PAGE_BYTES)  # one slot
+    with open_plain(None, options) as runtime:
+        blocks = runtime.put(keys(3), pages).blocks
+        first = runtime.demand(runtime.pages(blocks[:1], 0)).wait()
+        second = runtime.demand(runtime.pages(blocks[1:2], 0))
+        engine = runtime.engine
+        with engine.lock:
+            engine._released.append(first.number)  # not acted on yet
+            with pytest.raises(ValueError, match="already open"):
+                engine.handle(Demanded(second.number, np.array([8]), 10**18))
+        assert np.array_equal(second.wait().view(0), pages[1, 0])
+        second.release()
+        first._released = True

@@ -219,7 +219,7 @@ def test_a_header_that_the_journal_does_not_know_is_named(kv: Path, capsys: Capt
     with prefetchd.open(kv, options=replace(DIRECT, cap_bytes=10**9)) as runtime:
         room = runtime.room
         with runtime.engine.lock:
-            room._evict()
+            room._evict(mine=False)
         runtime.engine.wait(lambda: runtime._parts.driver.writer.idle)
         gone = int(np.flatnonzero(runtime._parts.catalog.table["kind"] == 2)[0])
     places = [kv, *map(Path, shape.paths[1:])]

@@ -216,7 +216,7 @@ class World:
 
     def evict(self) -> None:
         self.tier.room.tidy()
-        self.tier.room._evict()
+        self.tier.room._evict(mine=False)
         self.forget()
 
     def pass_time(self, milliseconds: int) -> None:

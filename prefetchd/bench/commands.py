@@ -56,8 +56,7 @@ def _shapes(text: str) -> list[Shape]:
 def _engines(devices: list[str]) -> list[str]:
     """What takes turns, fio last if it is there. Raises RegistryError, ValueError."""
     for name in devices:
-        storage_device_class(name)
-        if name in ("faulty", "memory"):
+        if not storage_device_class(name).on_files:
             raise ValueError(f"device {name} reads no file; it is for tests")
     return [*dict.fromkeys(devices), *([_FIO] if has_fio() else [])]
 
@@ -128,6 +127,7 @@ def write(
     json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
     """Prefill-shaped puts into a new store, and fio's sequential writes on the same file."""
+    _engines([device])
     settings = WriteSettings(
         layers, parse_bytes(page_bytes), blocks, rounds, idle_s, device, durability
     )

@@ -24,7 +24,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from prefetchd import metrics
+from prefetchd import metrics, registry
 from prefetchd.bench.replay import (
     CONTROLS,
     ReplayError,
@@ -45,7 +45,6 @@ from prefetchd.units import parse_bytes, parse_share
 
 _DRAW_S = 0.5
 EMBEDDED_TRACE = "summ_pydocs_demo.npz"
-_TESTS_ONLY = ("memory", "faulty")
 
 replay_app = typer.Typer(help="Replay recorded traffic against a real store, in real time.")
 
@@ -97,7 +96,7 @@ def decode(
 ) -> None:
     """Decode a recorded run with its KV cache on NVMe; say how close to all-in-DRAM it came."""
     check_outputs(json, report)
-    if device in _TESTS_ONLY:
+    if not registry.storage_device_class(device).on_files:
         raise ReplayError(f"device {device} keeps no store on a path; it is for tests")
     recorded = _read(trace)
     workload = batched(

@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from prefetchd import registry
 from prefetchd.bench.replay import ReplayError, Report
 from prefetchd.bench.restore_replay import CONTROLS, Plan, plans, replay_restore
 from prefetchd.bench.restore_report import write_restore_report
@@ -28,7 +29,6 @@ EMBEDDED_REQUESTS = "conversation_demo.jsonl.gz"
 _DRAW_S = 0.5
 _PAGE = 4096
 _STAGING_MIN = 64
-_NO_STORE = ("memory", "faulty", "limited")
 
 Folder = Callable[[Path | None, Console], AbstractContextManager[Path]]
 
@@ -83,7 +83,7 @@ def restore(
     check_outputs(json, report)
     leads = lead_ms or [500.0]
     _check_numbers(leads, staging_blocks, requests, limit_blocks_s, consume_blocks_s, speed)
-    if device in _NO_STORE:
+    if not registry.storage_device_class(device).on_files:
         raise ReplayError(
             f"device {device} keeps no store on a path; use --limit-blocks-s to limit"
         )

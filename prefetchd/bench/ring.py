@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -146,12 +147,12 @@ def _drive(device: StorageDevice, file: File, shape: Shape, seconds: float) -> R
     load = _Load(device, file, shape, ops, offsets)
     # How many completions to wait for at a time is tried out first: too few wake too often, too
     # many let the queue run dry, and which is which depends on the medium.
-    trials = {wanted: load.run(wanted, _TRIAL_S) for wanted in {1, *_parts(shape.depth)}}
+    trials = {wanted: load.run(wanted, _TRIAL_S) for wanted in sorted({1, *_parts(shape.depth)})}
     wanted = max(trials, key=lambda count: trials[count])
-    cpu_s, start_s, before = time.process_time(), time.perf_counter(), load.done
-    load.run(wanted, seconds)
-    done, elapsed_s = load.done - before, time.perf_counter() - start_s
-    return Rate(done / elapsed_s, (time.process_time() - cpu_s) / max(1, done) * 1e6)
+    cpu_s, before = time.process_time(), load.done
+    operations_s = load.run(wanted, seconds)
+    cpu_s = time.process_time() - cpu_s
+    return Rate(operations_s, cpu_s / max(1, load.done - before) * 1e6)
 
 
 def _parts(depth: int) -> list[int]:
@@ -196,13 +197,10 @@ class _Load:
 
 def run_fio(path: Path, shape: Shape, seconds: float) -> Rate:
     """The same load by fio's io_uring engine with fixed buffers and files. Raises BenchError."""
-    command = [
-        "fio",
+    job = fio_job(
         "--name=ring",
         f"--filename={path}",
         "--rw=randread",
-        "--direct=1",
-        "--ioengine=io_uring",
         "--fixedbufs",
         "--registerfiles",
         f"--bs={shape.block_bytes}",
@@ -210,15 +208,21 @@ def run_fio(path: Path, shape: Shape, seconds: float) -> Rate:
         f"--runtime={seconds}",
         "--time_based",
         "--readonly",
-        "--output-format=json",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise BenchError(f"fio failed ({done.returncode}): {done.stderr.strip()[:300]}")
-    job = json.loads(done.stdout[done.stdout.index("{") :])["jobs"][0]
+    )
     operations_s = float(job["read"]["iops"])
     cpu_share = (job["usr_cpu"] + job["sys_cpu"]) / 100
     return Rate(operations_s, cpu_share / operations_s * 1e6 if operations_s else 0.0)
+
+
+def fio_job(*arguments: str) -> Any:
+    """What fio's io_uring engine says of its first job, in its own JSON. Raises BenchError."""
+    # The engine first: it brings options of its own.
+    command = ["fio", "--ioengine=io_uring", "--direct=1", "--output-format=json", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise BenchError(f"fio failed ({done.returncode}): {done.stderr.strip()[:300]}")
+    # It may say something before the JSON.
+    return json.loads(done.stdout[done.stdout.index("{") :])["jobs"][0]
 
 
 def has_fio() -> bool:

@@ -7,10 +7,8 @@ flushed, with its headers and journal.
 
 from __future__ import annotations
 
-import json
 import shutil
 import statistics
-import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +18,7 @@ import numpy as np
 
 from prefetchd import store_making
 from prefetchd.assembly import Options
-from prefetchd.bench.ring import BenchError
+from prefetchd.bench.ring import BenchError, fio_job
 from prefetchd.layout import Layout, uniform
 from prefetchd.opening import open_runtime
 from prefetchd.store_opening import open_store
@@ -122,20 +120,13 @@ def _fio(folder: Path, layout: Layout, settings: WriteSettings) -> float:
     extent_bytes = opened.superblock.extent_bytes
     path = opened.files[0].path
     opened.release()
-    command = [
-        "fio",
+    job = fio_job(
         "--name=write",
         f"--filename={path}",
         "--rw=write",
-        "--direct=1",
-        "--ioengine=io_uring",
         f"--iodepth={_FIO_DEPTH}",
         f"--bs={extent_bytes}",
         f"--size={extent_bytes * settings.blocks}",
         "--end_fsync=1",
-        "--output-format=json",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise BenchError(f"fio failed ({done.returncode}): {done.stderr.strip()[:300]}")
-    return float(json.loads(done.stdout)["jobs"][0]["write"]["bw_bytes"])
+    )
+    return float(job["write"]["bw_bytes"])

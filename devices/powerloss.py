@@ -43,7 +43,7 @@ class PowerLoss(Memory, _StorageDevice):
         self.durable: Image = [file.copy() for file in self.contents]
         self._unreaped: dict[int, _Write] = {}
         self._unflushed: list[_Write] = []
-        self._covering: dict[int, tuple[int, int]] = {}  # tag: file, writes that a flush covers
+        self._covering: dict[int, list[_Write]] = {}  # by the tag of the flush
 
     def submit(self, ops: Ops) -> int:
         taken = super().submit(ops)
@@ -54,7 +54,7 @@ class PowerLoss(Memory, _StorageDevice):
                 data = self.arena[memory : memory + length].copy()
                 self._unreaped[tag] = file, start, data
             elif op["kind"] == SYNC:
-                self._covering[tag] = file, len(self._unflushed)
+                self._covering[tag] = [write for write in self._unflushed if write[0] == file]
         return taken
 
     def reap(self) -> Completions:
@@ -63,17 +63,14 @@ class PowerLoss(Memory, _StorageDevice):
             if tag in self._unreaped:
                 self._unflushed.append(self._unreaped.pop(tag))
             elif tag in self._covering:
-                self._flush(*self._covering.pop(tag))
+                self._flush(self._covering.pop(tag))
         return done
 
-    def _flush(self, file: int, covered: int) -> None:
-        mine = [write for write in self._unflushed[:covered] if write[0] == file]
-        for _, start, data in mine:
+    def _flush(self, covered: list[_Write]) -> None:
+        known = {id(write) for write in covered}
+        for file, start, data in (write for write in self._unflushed if id(write) in known):
             self.durable[file][start : start + len(data)] = data
-        others = [write for write in self._unflushed[:covered] if write[0] != file]
-        self._unflushed[:covered] = others
-        gone = covered - len(others)
-        self._covering = {tag: (f, max(0, n - gone)) for tag, (f, n) in self._covering.items()}
+        self._unflushed = [write for write in self._unflushed if id(write) not in known]
 
     def crash(self, seed: int) -> Image:
         """What the files hold after a power failure at this moment; the device goes on."""

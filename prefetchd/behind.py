@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from prefetchd.driver import Driver
 from prefetchd.engine import Engine
-from prefetchd.hostinfo import errno_name
+from prefetchd.hostinfo import why_not
 from prefetchd.model import Cleaned, Filled, Ids, Offered, Slots
 from prefetchd.room import Room
 from prefetchd.tickets import PutTicket
@@ -112,8 +112,3 @@ class Behind:
                 reason,
             )
         self.lost += 1
-
-
-def why_not(result: int) -> str:
-    """A write's result in words, when it is not what it should be."""
-    return errno_name(result) if result < 0 else "short write"

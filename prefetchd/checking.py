@@ -18,17 +18,16 @@ import numpy as np
 
 from prefetchd.assembly import Options, aligned_arena, open_device
 from prefetchd.catalog import Catalog
-from prefetchd.device import WRITE, Arena, StorageDevice
+from prefetchd.device import Arena, StorageDevice
 from prefetchd.format import Superblock
 from prefetchd.journal import Journal
-from prefetchd.model import Ids
-from prefetchd.records import PUBLISH, REMOVE, encode_headers
-from prefetchd.recovery import recover, write_journal
+from prefetchd.records import PUBLISH, REMOVE
+from prefetchd.recovery import recover
+from prefetchd.restating import write_headers, write_journal
 from prefetchd.store import Store
 from prefetchd.store_opening import Opening, open_store
 from prefetchd.store_place import StoreError
 from prefetchd.survey import Progress, Survey, arena_bytes, survey
-from prefetchd.transfers import operations, transfer
 
 PROBLEMS_MAX = 1000
 """So many are named; the others are counted."""
@@ -225,7 +224,9 @@ def repair(
         found.catalog.say(removed, REMOVE)
         found.catalog.say(here, PUBLISH)
         written = np.concatenate([removed, here])
-        left = _write_headers(found, written)
+        missed = write_headers(found.device, found.arena, found.closed, table[written])
+        lost = written[missed].tolist()
+        left = [f"the header of block {block} cannot be written" for block in lost]
         # A header that cannot be written would be believed again if the journal were lost; the
         # journal says that it is gone, with a higher sequence number.
         if not write_journal(found.device, found.arena, found.journal, table[table["kind"] != 0]):
@@ -246,19 +247,3 @@ def _check_paths(found: Held, seen: Survey) -> None:
                 f"read ({next(iter(seen.unread.values()))}); the path is at fault, nothing was "
                 "removed"
             )
-
-
-def _write_headers(found: Held, blocks: Ids) -> list[str]:
-    """What cannot be written is told."""
-    shape = found.closed
-    batch = max(1, min(64, len(found.arena) // shape.header_bytes))
-    left: list[str] = []
-    for first in range(0, len(blocks), batch):
-        some = blocks[first : first + batch]
-        rows = found.arena[: len(some) * shape.header_bytes].reshape(len(some), -1)
-        rows[:] = encode_headers(found.catalog.table[some], shape)
-        offsets, files = shape.extent_offsets(some), shape.files(some)
-        ops = operations(found.device, rows, WRITE, offsets, files)
-        failed = some[transfer(found.device, ops) != shape.header_bytes]
-        left += [f"the header of block {block} cannot be written" for block in failed.tolist()]
-    return left

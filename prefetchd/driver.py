@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from prefetchd.catalog import Catalog
 from prefetchd.depth import DepthMeter
 from prefetchd.device import DONE, OP, Arena, Completions, Ops, StorageDevice
-from prefetchd.hostinfo import errno_name
+from prefetchd.hostinfo import why_not
 from prefetchd.model import Cancel, Completed, Fill, Ids, IoClass, Mask, Read, Slots, every
 from prefetchd.paths import Paths
 from prefetchd.pipeline import WRITE_TAG, Trouble, is_probe, path_of_probe
@@ -229,7 +229,7 @@ class Driver:
             if result == REFUSED and self.paths.unreadable[file]:
                 self.failures["path has failed"] += 1
                 continue
-            self._failed("short read" if result >= 0 else errno_name(result), file)
+            self._failed(why_not(result, "short read"), file)
             if result != -errno.ECANCELED:
                 self.paths.failed(file, 1, self._now_ns, reading=True)
         self.paths.succeeded(files[whole], reading=True)
@@ -268,7 +268,7 @@ class Driver:
             blamed = troubles[0].file if troubles else file
             troubles += [Trouble("write", end.result, blamed) for end in told if end.block < 0]
             for trouble in troubles:
-                reason = errno_name(trouble.result) if trouble.result < 0 else "short write"
+                reason = why_not(trouble.result)
                 self._failed(f"{trouble.what}: {reason}", trouble.file)
             ended += told
         self.write(now_ns)

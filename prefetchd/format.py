@@ -113,6 +113,11 @@ class Superblock(msgspec.Struct, frozen=True):
         paths = self.paths if stripe == 0 else ()
         return msgspec.structs.replace(self, stripe=stripe, paths=paths)
 
+    @property
+    def total_bytes(self) -> int:
+        """Of all files of the store."""
+        return sum(self.of_stripe(number).file_bytes for number in range(self.stripes))
+
     def files(self, blocks: NDArray[np.int64]) -> NDArray[np.int64]:
         return blocks % self.stripes
 

@@ -27,6 +27,11 @@ def errno_name(code: int) -> str:
     return f"{errno.errorcode.get(code, f'errno {code}')} ({os.strerror(code)})"
 
 
+def why_not(result: int, short: str = "short write") -> str:
+    """An operation's result in words, where it is not what it should be."""
+    return errno_name(result) if result < 0 else short
+
+
 def may_lock_memory(need_bytes: int) -> int | None:
     """None if `need_bytes` can be locked, else the limit (RLIMIT_MEMLOCK) that forbids it."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)

@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 
 from prefetchd.admission import Admission
 from prefetchd.assembly import Options, Parts
-from prefetchd.behind import Behind, why_not
+from prefetchd.behind import Behind
 from prefetchd.catalog import StoreFullError
 from prefetchd.driver import Driver
 from prefetchd.engine import Engine
 from prefetchd.filling import Fillers, threads_for_copies
+from prefetchd.hostinfo import why_not
 from prefetchd.model import Mask
 from prefetchd.pipeline import Job, Waiter
 from prefetchd.records import NEVER_NS

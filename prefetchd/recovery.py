@@ -17,12 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefetchd.catalog import Catalog
-from prefetchd.device import READ, SYNC, WRITE, Arena, StorageDevice
+from prefetchd.device import READ, Arena, StorageDevice
 from prefetchd.format import Binding, Superblock, namespace_id
-from prefetchd.hostinfo import errno_name
+from prefetchd.hostinfo import errno_name, why_not
 from prefetchd.journal import (
     Journal,
-    Piece,
     area_offset,
     generation_of,
     newest,
@@ -35,17 +34,16 @@ from prefetchd.records import (
     REMOVE,
     Records,
     decode_headers,
-    encode_headers,
     mixed,
     multipliers,
     record_dtype,
 )
+from prefetchd.restating import CHUNK_BYTES, flush, write_headers, write_journal
 from prefetchd.store import Store, StoreError
 from prefetchd.transfers import operations, transfer
 
 log = logging.getLogger("prefetchd")
 
-_CHUNK_BYTES = 1 << 24
 _SILENT = "the device does not answer; see the kernel log, or use another path"
 
 Progress = Callable[[int, int], None]
@@ -141,7 +139,7 @@ class _Found:
     def _journal_pages(self, generation: int, pages: int | None = None) -> tuple[Records, bool]:
         """Its records, and whether all pages could be read. `pages` None: until nothing comes."""
         size = self._shape.header_bytes
-        step = max(1, min(len(self._arena), _CHUNK_BYTES) // size)
+        step = max(1, min(len(self._arena), CHUNK_BYTES) // size)
         last = self._shape.journal_pages if pages is None else pages
         found = [self.table[:0]]
         for first in range(0, last, step):
@@ -195,7 +193,7 @@ class _Found:
 
     def _scan(self) -> None:
         shape = self._shape
-        batch = max(1, min(len(self._arena), _CHUNK_BYTES) // shape.header_bytes)
+        batch = max(1, min(len(self._arena), CHUNK_BYTES) // shape.header_bytes)
         unread = 0
         for start in range(0, shape.blocks, batch):
             blocks = np.arange(start, min(shape.blocks, start + batch))
@@ -241,18 +239,10 @@ class _Found:
         newer = self.seen & (self.table["sequence"] != self._header_sequence) & ~self.occupied
         newer &= ~self._away[self._shape.files(np.arange(self._shape.blocks))]
         stale: Ids = np.flatnonzero(newer)
-        size = self._shape.header_bytes
-        batch = max(1, min(len(self._arena), _CHUNK_BYTES) // size)
-        for first in range(0, len(stale), batch):
-            blocks = stale[first : first + batch]
-            rows = self._arena[: len(blocks) * size].reshape(len(blocks), -1)
-            rows[:] = encode_headers(self.table[blocks], self._shape)
-            offsets, files = self._shape.extent_offsets(blocks), self._shape.files(blocks)
-            ops = operations(self._device, rows, WRITE, offsets, files)
-            failed = transfer(self._device, ops) != size
-            self.occupied[blocks[failed]] = True
+        failed = write_headers(self._device, self._arena, self._shape, self.table[stale])
+        self.occupied[stale[failed]] = True
         for file in np.flatnonzero(~self._away).tolist() if len(stale) else []:
-            _sync(self._device, self._arena, file)
+            flush(self._device, self._arena, file)
 
     # --- bytes ---
 
@@ -274,26 +264,5 @@ class _Found:
                 reason = errno_name(errno.ETIMEDOUT)
                 raise StoreError(f"store {self._where}: reading what it holds: {reason}; {_SILENT}")
             worst = int(results.min())
-            self._reason = errno_name(worst) if worst < 0 else "short read"
+            self._reason = why_not(worst, "short read")
         return whole
-
-
-def write_journal(device: StorageDevice, arena: Arena, journal: Journal, records: Records) -> bool:
-    """Begin a new generation of the journal with these records; whether it is on the medium."""
-    pieces = journal.snapshot(records, min(len(arena), _CHUNK_BYTES))
-    return _write(device, arena, pieces) and _write(device, arena, [journal.head()])
-
-
-def _write(device: StorageDevice, arena: Arena, pieces: list[Piece]) -> bool:
-    for piece in pieces:
-        row = arena[: len(piece.data)].reshape(1, -1)
-        row[0] = piece.data
-        ops = operations(device, row, WRITE, np.array([piece.offset]))
-        if int(transfer(device, ops)[0]) != len(piece.data):
-            return False
-    return _sync(device, arena, 0)
-
-
-def _sync(device: StorageDevice, arena: Arena, file: int) -> bool:
-    ops = operations(device, arena[:0].reshape(1, 0), SYNC, np.zeros(1, int), file)
-    return int(transfer(device, ops)[0]) == 0

@@ -34,10 +34,7 @@ def blocks_under_cap(shape: Superblock, cap_bytes: int | None) -> int:
     StoreError if none does."""
     if cap_bytes is None:
         return shape.blocks
-    beside = sum(
-        part.file_bytes - part.extents * part.extent_bytes
-        for part in map(shape.of_stripe, range(shape.stripes))
-    )
+    beside = shape.total_bytes - shape.blocks * shape.extent_bytes
     blocks = (cap_bytes - beside) // shape.extent_bytes
     if blocks < 1:
         raise StoreError(

@@ -137,18 +137,14 @@ def _blocks_for(layout: Layout, size: int, alignment: int, folders: Sequence[Pat
     low, high = count, max(count, size // plan_superblock(layout, count, alignment).extent_bytes)
     while low < high:
         middle = (low + high + 1) // 2
-        if _bytes_of(plan_superblock(layout, middle, alignment, folders)) <= size:
+        if plan_superblock(layout, middle, alignment, folders).total_bytes <= size:
             low = middle
         else:
             high = middle - 1
-    least = _bytes_of(plan_superblock(layout, low, alignment, folders))
+    least = plan_superblock(layout, low, alignment, folders).total_bytes
     if least > size:
         raise StoreError(f"{size} bytes hold no store of this layout; it takes at least {least}")
     return low
-
-
-def _bytes_of(shape: Superblock) -> int:
-    return sum(shape.of_stripe(number).file_bytes for number in range(shape.stripes))
 
 
 def _claim(place: _Place, *, force: bool) -> None:

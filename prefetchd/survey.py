@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from prefetchd.device import OP, READ, Arena, StorageDevice
 from prefetchd.format import Binding, Superblock, page_checksum
-from prefetchd.hostinfo import errno_name
+from prefetchd.hostinfo import why_not
 from prefetchd.model import Ids, Mask
 from prefetchd.records import PUBLISH, Records, decode_headers
 from prefetchd.store import Store
@@ -253,7 +253,7 @@ class _Surveyor:
         result = int(transfer(self._device, ops)[0])
         if result == row.shape[1]:
             return True
-        reason = errno_name(result) if result < 0 else "short read"
+        reason = why_not(result, "short read")
         self._found.unread.setdefault(block, f"{what}: {reason}")
         return False
 

@@ -1,0 +1,92 @@
+"""What a modelled drive can do: a few published or measured numbers, read from a TOML file.
+
+Decides which numbers describe a drive and what makes no sense. Refuses to know how they become
+completion times (`prefetchd.drive_model` does) and whether time is real or virtual.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from pathlib import Path
+
+import msgspec
+
+from prefetchd.hostinfo import errno_name
+
+DEFAULT = "8-pages-per-300us"
+_SUFFIX = ".toml"
+
+
+class ProfileError(ValueError):
+    """A drive profile cannot be used: which, what is wrong with it, what to do."""
+
+
+class DriveProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One drive. Rates in 1e9 bytes/s, times in microseconds.
+
+    `read_gb_s`, `write_gb_s`: what it moves at depth. `read_us`, `write_us`: how long one operation
+    takes alone, without its transfer. `units`: operations that its medium serves at once, so that
+    its highest rate of small reads is `units / read_us`. `read_tail`: (share, us) points above
+    `read_us`: that share of reads takes no longer. `behind_write_us`: what a read takes longer
+    while a write is under way. `link_gb_s`: ceiling of the link, each way (0: none).
+    `source`: where the numbers come from; `missing`: what nobody has published.
+    """
+
+    name: str
+    read_gb_s: float
+    write_gb_s: float
+    read_us: float
+    write_us: float = 0.0
+    units: int = 64
+    read_tail: tuple[tuple[float, float], ...] = ()
+    behind_write_us: float = 0.0
+    link_gb_s: float = 0.0
+    source: str = ""
+    missing: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("read_gb_s", "write_gb_s"):
+            if not 0 < getattr(self, name) < 1e6:
+                raise ValueError(f"{name} is {getattr(self, name)}; give what the drive moves")
+        for name in ("read_us", "write_us", "behind_write_us", "link_gb_s"):
+            if not 0 <= getattr(self, name) < 1e9:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be 0 or more")
+        if self.units < 1:
+            raise ValueError(f"units is {self.units}; a medium serves at least one operation")
+        points = ((0.0, self.read_us), *self.read_tail)
+        for (share, us), (next_share, next_us) in zip(points, points[1:], strict=False):
+            if not (share < next_share <= 1 and us <= next_us):
+                raise ValueError(f"read_tail must rise from (0, {self.read_us:g}) to at most 1")
+
+
+def profile_names() -> tuple[str, ...]:
+    """All profiles that ship with the package, sorted."""
+    return tuple(sorted(path.stem for path in _folder().glob(f"*{_SUFFIX}")))
+
+
+def load_profile(name: str) -> DriveProfile:
+    """The profile called `name`, or the one in the TOML file `name`. Raises ProfileError."""
+    path = Path(name)
+    if path.suffix != _SUFFIX:
+        path = _folder() / f"{name}{_SUFFIX}"
+        if not path.is_file():
+            close = difflib.get_close_matches(name, profile_names(), n=1, cutoff=0.5)
+            meant = f" Did you mean {close[0]!r}?" if close else ""
+            raise ProfileError(
+                f"there is no drive profile called {name!r}.{meant} There are: "
+                f"{', '.join(profile_names())}. A path to a {_SUFFIX} file works too"
+            )
+    try:
+        return msgspec.toml.decode(path.read_bytes(), type=DriveProfile)
+    except OSError as error:
+        reason = errno_name(error.errno) if error.errno else str(error)
+        raise ProfileError(f"drive profile {path} cannot be read: {reason}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ProfileError(f"drive profile {path} cannot be used: {error}") from error
+
+
+def _folder() -> Path:
+    """Found through the import system, as links may stand here."""
+    package = importlib.import_module("prefetchd.devices")
+    return Path(next(iter(package.__path__))) / "profiles"

@@ -12,6 +12,7 @@ two allows. A late read (its latency drawn from the tail) does not hold up the c
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +39,7 @@ class DriveModel:
         self._channel = [0.0, 0.0]  # when reads, writes have been moved
         self._writing_until_ns = 0
         self._random = np.random.Generator(np.random.PCG64(seed))
-        self._tail = iter(())  # of latencies drawn ahead
+        self._tail: Iterator[int] = iter(())  # of latencies drawn ahead
 
     def submit(self, lengths: NDArray[np.int64], *, write: bool, now_ns: int) -> Times:
         """When operations of so many bytes each, given at `now_ns` in this order, will end.

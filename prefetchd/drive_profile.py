@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -55,7 +56,7 @@ class DriveProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if self.units < 1:
             raise ValueError(f"units is {self.units}; a medium serves at least one operation")
         points = ((0.0, self.read_us), *self.read_tail)
-        for (share, us), (next_share, next_us) in zip(points, points[1:], strict=False):
+        for (share, us), (next_share, next_us) in pairwise(points):
             if not (share < next_share <= 1 and us <= next_us):
                 raise ValueError(f"read_tail must rise from (0, {self.read_us:g}) to at most 1")
 

@@ -91,10 +91,12 @@ def run_plan(
     drive: DriveModel,
     report: Report | None = None,
     record: Record | None = None,
+    core: Core | None = None,
 ) -> Log:
-    """One run on a drive that has done nothing yet; `record` sees events and commands."""
+    """One run on a drive that has done nothing yet; `record` sees events and commands. `core`: a
+    new one of `plan_core`'s that somebody looks into."""
     stage = VirtualStage(
-        plan_core(workload, plan),
+        core or plan_core(workload, plan),
         drive,
         settings.dpu,
         slot_bytes=padded(settings.page_bytes),

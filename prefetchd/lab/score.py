@@ -101,27 +101,25 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
 
 def cells(grid: Grid) -> list[Cell]:
     """All simulations of a grid, controls first, each once, in the order of its options."""
-    found: dict[Cell, None] = {}
-    decodes = product(grid.decode, grid.stagings, grid.layer_us, grid.hints)
-    for trace, staging, layer_us, hints in decodes:
-
-        def one(predictor: str, evict: str, *, control: bool) -> Cell:
-            return Cell(
+    found: list[Cell] = []
+    evict_of = {"resident": "lru", "none": "lru", "oracle": grid.evicts[0]}
+    wanted = [(name, evict_of[name], True) for name in CONTROLS]
+    wanted += [(name, evict, False) for name in grid.predictors for evict in grid.evicts]
+    places = product(grid.decode, grid.stagings, grid.layer_us, grid.hints)
+    for (trace, staging, layer_us, hints), (name, evict, control) in product(places, wanted):
+        found.append(
+            Cell(
                 regime="decode",
                 trace=trace,
-                predictor=predictor,
+                predictor=name,
                 control=control,
                 evict=evict,
                 staging=staging,
                 lead_ms=layer_us / 1e3,
                 hints=hints,
             )
-
-        for name in CONTROLS:
-            found[one(name, "lru" if name != "oracle" else grid.evicts[0], control=True)] = None
-        for predictor, evict in product(grid.predictors, grid.evicts):
-            found[one(predictor, evict, control=False)] = None
-    return list(found)
+        )
+    return list(dict.fromkeys(found))
 
 
 @lru_cache(maxsize=4)

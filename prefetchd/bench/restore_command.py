@@ -53,6 +53,9 @@ def restore(
         float, typer.Option(help="Hold reads to so many blocks a second (EMULATED); 0: no limit.")
     ] = 0.0,
     consume_blocks_s: Annotated[float, typer.Option(help="Blocks a second a request takes.")] = 200,
+    group_blocks: Annotated[
+        int, typer.Option(min=1, help="So many blocks of the trace are one block here.")
+    ] = 1,
     requests: Annotated[int | None, typer.Option(help="Only the first requests.")] = None,
     speed: Annotated[
         float, typer.Option(help="Arrivals, leads and rates so many times as fast.")
@@ -81,10 +84,15 @@ def restore(
             f"device {device} keeps no store on a path; use --limit-blocks-s to limit"
         )
     whole_bytes = _block_bytes(block_bytes)
-    load = _read(trace, requests)
+    load = _read(trace, requests, group_blocks)
     slots = max(_STAGING_MIN, load.distinct // 4) if staging_blocks is None else staging_blocks
-    remedy = "smaller --block-bytes or fewer --staging-blocks"
-    check_memory(slots * whole_bytes, "staging", remedy)
+    named = [name.strip() for name in controls.split(",") if name.strip()]
+    resident = "resident" in named
+    check_memory(
+        (load.distinct if resident else slots) * whole_bytes,
+        "the resident control, which keeps all blocks," if resident else "staging",
+        "--controls none, smaller --block-bytes or fewer --staging-blocks",
+    )
     settings = RestoreSettings(
         trace=load.name,
         trace_how=load.how,
@@ -96,13 +104,13 @@ def restore(
         hints=hints,
         limit_blocks_s=limit_blocks_s,
         consume_blocks_s=consume_blocks_s,
+        group_blocks=group_blocks,
         speed=speed,
         evict=evict,
         depth=depth,
         rounds=rounds,
         seed=seed,
     )
-    named = [name.strip() for name in controls.split(",") if name.strip()]
     lines = plans(settings, predictor or ["cross_request"], named)
     console = Console(stderr=True)
     with temporary_folder(store, console) as directory:
@@ -149,16 +157,16 @@ def _block_bytes(text: str) -> int:
     return size
 
 
-def _read(trace: Path | None, limit: int | None) -> Requests:
+def _read(trace: Path | None, limit: int | None, group: int) -> Requests:
     if trace is None:
         with as_file(files("prefetchd.data") / EMBEDDED_REQUESTS) as path:
-            return read_requests(path, limit)
+            return read_requests(path, limit, group)
     if trace.suffix == ".npz":
         raise TraceError(
             f"trace {trace} is recorded attention, for `prefetchd replay decode`; a restore needs "
             "requests, one a line (.jsonl or .jsonl.gz)"
         )
-    return read_requests(trace, limit)
+    return read_requests(trace, limit, group)
 
 
 def _run(

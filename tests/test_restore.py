@@ -93,14 +93,25 @@ def test_sessions_of_small_blocks_are_grouped_into_larger_ones(
     run_here(capsys, *words(trace, tmp_path / "s", "--group-blocks", "200")).failed(2, "200 blocks")
 
 
+def test_a_replay_that_reads_nothing_does_not_call_the_device_measured(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = ("--limit-blocks-s", "5000", "--controls", "resident", "--predictor", "none")
+    everything = (*more, "--requests", "3", "--staging-blocks", "64")
+    result = replayed(run_here(capsys, *words(trace, tmp_path / "s", *everything)).out)
+    assert [run.device_bytes for run in result.runs] == [0, 0]
+    assert result.device.kind == "UNREAD"
+    assert "UNREAD: no run read anything" in " ".join(result.device.notes)
+
+
 def test_a_limited_device_is_called_emulated(
     trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    more = ("--limit-blocks-s", "20000", "--requests", "20", "--controls", "")
+    more = ("--limit-blocks-s", "20000", "--requests", "38", "--controls", "none")
     result = replayed(run_here(capsys, *words(trace, tmp_path / "s", *more)).out)
     assert result.device.kind in ("EMULATED", "RAM")
     assert "EMULATED" in " ".join(result.device.notes)
-    assert result.settings.requests == 20
+    assert result.settings.requests == 38
 
 
 @pytest.mark.parametrize(

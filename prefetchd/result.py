@@ -18,7 +18,7 @@ import numpy as np
 
 SCHEMA: Literal["prefetchd.replay.decode/1"] = "prefetchd.replay.decode/1"
 
-Kind = Literal["MEASURED", "EMULATED", "RAM", "CACHED"]
+Kind = Literal["MEASURED", "EMULATED", "RAM", "CACHED", "UNREAD"]
 """What stood behind the reads: a drive, a model of one, memory, or a cache in front of a drive."""
 
 

@@ -13,7 +13,7 @@ from prefetchd.devices.limited import Limited
 from prefetchd.devices.memory import Memory
 from prefetchd.lab.requests import read_requests
 from tests.replays import run_here, write_trace
-from tests.test_restore_requests import chat, write
+from tests.test_restore_requests import call, chat, write
 
 REQUESTS = 40
 
@@ -52,6 +52,7 @@ def test_every_reusable_block_has_one_outcome_and_was_verified(
     result = replayed(done.out)
     reusable = int(read_requests(trace).reusable().sum())
     assert [(run.name, run.lead_ms) for run in result.runs] == [
+        ("resident", 20.0),
         ("none", 20.0),
         ("cross_request", 20.0),
         ("cross_request", 5.0),
@@ -65,21 +66,52 @@ def test_every_reusable_block_has_one_outcome_and_was_verified(
         assert run.reuse_share == pytest.approx(reusable / len(read_requests(trace).blocks))
         fetched = run.prefetch
         assert fetched.useful + fetched.late + fetched.wasted <= fetched.issued
-    none = result.runs[0]
+    resident, none, guided = result.runs[:3]
+    assert resident.outcomes.retained == resident.outcomes.total
+    assert resident.device_bytes == 0
     assert none.prefetch.issued == none.outcomes.timely == 0
-    assert result.runs[1].prefetch.issued > 0
+    assert guided.prefetch.issued > 0
     assert list((tmp_path / "s").iterdir()) == []
     assert "Time to ready" in page.read_text()
+
+
+def test_sessions_of_small_blocks_are_grouped_into_larger_ones(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a sub-agent that knows nothing of its session, and requests too short for a block."""
+    agent = {"t": 0.05, "type": "subagent", "requests": [call(0.01, [[600, 17]])]}
+    turns = [call(0.02 * turn, [[0, 40 + 8 * turn]]) for turn in range(10)]
+    sessions = [{"requests": [*turns, agent, call(0.3, [[900, 3]])]}]
+    trace = write(tmp_path / "sessions.jsonl", sessions)
+    grouped = words(trace, tmp_path / "s", "--group-blocks", "8", "--controls", "resident")
+    result = replayed(run_here(capsys, *grouped).out)
+    assert (result.settings.group_blocks, result.settings.blocks) == (8, 5 + 9 + 2)
+    assert "every 8 blocks" in result.settings.trace_how
+    for run in result.runs:
+        assert run.outcomes.total + run.unstored == sum(5 + turn for turn in range(9))
+        assert run.failures == {}
+    run_here(capsys, *words(trace, tmp_path / "s", "--group-blocks", "200")).failed(2, "200 blocks")
+
+
+def test_a_replay_that_reads_nothing_does_not_call_the_device_measured(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = ("--limit-blocks-s", "5000", "--controls", "resident", "--predictor", "none")
+    everything = (*more, "--requests", "3", "--staging-blocks", "64")
+    result = replayed(run_here(capsys, *words(trace, tmp_path / "s", *everything)).out)
+    assert [run.device_bytes for run in result.runs] == [0, 0]
+    assert result.device.kind == "UNREAD"
+    assert "UNREAD: no run read anything" in " ".join(result.device.notes)
 
 
 def test_a_limited_device_is_called_emulated(
     trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    more = ("--limit-blocks-s", "20000", "--requests", "20", "--controls", "")
+    more = ("--limit-blocks-s", "20000", "--requests", "38", "--controls", "none")
     result = replayed(run_here(capsys, *words(trace, tmp_path / "s", *more)).out)
     assert result.device.kind in ("EMULATED", "RAM")
     assert "EMULATED" in " ".join(result.device.notes)
-    assert result.settings.requests == 20
+    assert result.settings.requests == 38
 
 
 @pytest.mark.parametrize(

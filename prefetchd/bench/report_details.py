@@ -125,9 +125,9 @@ WORDS = (
     ("oracle", "Control: a predictor that knows the future, held back by the same bandwidth."),
     ("hints", "What the engine says one layer ahead about the pages that it will need."),
     (
-        "MEASURED, EMULATED, RAM, CACHED",
+        "MEASURED, EMULATED, RAM, CACHED, UNREAD",
         "A real device; a model of one; a store in memory, which says nothing about a drive; a "
-        "drive with a cache before it that answered some reads.",
+        "drive with a cache before it that answered some reads; a device that was never read.",
     ),
 )
 

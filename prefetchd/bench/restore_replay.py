@@ -26,6 +26,7 @@ from prefetchd.bench.replay import ReplayError, Report
 from prefetchd.bench.restore import Pace, RestoreLog, RestoreRun
 from prefetchd.bench.restore_result import RestoreResult, RestoreSettings, run_figures
 from prefetchd.bench.seen import Seen, mark
+from prefetchd.core import CoreLimits
 from prefetchd.device import Arena, File, StorageDevice
 from prefetchd.devices.limited import Limited
 from prefetchd.eviction import EVICTIONS
@@ -33,10 +34,12 @@ from prefetchd.lab.requests import Requests
 from prefetchd.layout import uniform
 from prefetchd.opening import open_runtime
 
-CONTROLS = ("none",)
+CONTROLS = ("resident", "none")
 _RUN_FOLDER = "prefetchd-restore-run"
 _WRITE_BUFFERS = 64
 _TIMEOUT_S = 120.0
+_ALL_KEPT = CoreLimits(filled_share_max=1.0)  # whatever is put stays, written yet or not
+_UNSTORED_MAX = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,24 +50,31 @@ class Plan:
     control: bool
     predictor: str
     lead_ms: float
+    staging_blocks: int
 
 
 def plans(
     settings: RestoreSettings, predictors: Sequence[str], controls: Sequence[str]
 ) -> list[Plan]:
-    """Controls at the first lead, predictors at each. Raises ReplayError, RegistryError."""
+    """Controls at the first lead, predictors at each; `resident` keeps all that was ever put.
+
+    Raises ReplayError, RegistryError.
+    """
     unknown = [name for name in controls if name not in CONTROLS]
     if unknown:
         raise ReplayError(f"no control is called {unknown[0]!r}; there are {', '.join(CONTROLS)}")
     if settings.evict not in EVICTIONS:
         known = ", ".join(EVICTIONS)
         raise ReplayError(f"no eviction is called {settings.evict!r}; there are {known}")
-    lead_ms = settings.leads_ms[0]
-    found = [Plan(name, True, "none", lead_ms) for name in CONTROLS if name in controls]
+    leads_ms, slots = settings.leads_ms, settings.staging_blocks
+    held = {"resident": settings.blocks, "none": slots}
+    found = [
+        Plan(name, True, "none", leads_ms[0], held[name]) for name in CONTROLS if name in controls
+    ]
     for name in predictors:
         registry.predictor_class(name)
         shown = Path(name).stem if name.endswith(".py") else name
-        found += [Plan(shown, False, name, lead) for lead in settings.leads_ms]
+        found += [Plan(shown, False, name, lead, slots) for lead in leads_ms]
     keys = [(plan.name, plan.lead_ms, plan.control) for plan in found]
     if len(set(keys)) < len(keys):
         raise ReplayError("a predictor or lead is named twice")
@@ -128,6 +138,14 @@ def _notes(lines: Sequence[Plan], logs: dict[Plan, list[RestoreLog]]) -> list[st
                 f"CLIENT-BOUND: {plan.name} at {plan.lead_ms:g} ms: the replay itself started one"
                 f" request in a hundred {p99:.0f} ms late or more; use a lower --speed"
             )
+        unstored = sum(log.unstored for log in logs[plan])
+        needed = unstored + sum(int(log.outcomes.sum()) for log in logs[plan])
+        if unstored > _UNSTORED_MAX * needed:
+            notes.append(
+                f"BEHIND: {plan.name} at {plan.lead_ms:g} ms: {unstored / needed:.0%} of the blocks"
+                " to restore had not been put yet when they were needed; use a lower --speed, or"
+                " larger blocks (--group-blocks)"
+            )
     return notes
 
 
@@ -151,13 +169,14 @@ class _Runner:
             return limited[0]
 
         options = Options(
-            staging_bytes=settings.staging_blocks * settings.block_bytes,
+            staging_bytes=plan.staging_blocks * settings.block_bytes,
             device=open_limited if settings.limit_blocks_s else self.device,
             predictor=plan.predictor,
             evict=settings.evict,
             depth=settings.depth,
             write_buffers=_WRITE_BUFFERS,
             demand_timeout_s=_TIMEOUT_S,
+            core=_ALL_KEPT if plan.name == "resident" and plan.control else CoreLimits(),
         )
         pace = Pace(
             lead_ns=int(plan.lead_ms * 1e6 / settings.speed),

@@ -99,7 +99,8 @@ def _staged(result: RestoreResult) -> Figure:
             )
     reading = (
         "Share of reusable blocks that were in DRAM at their first need, by how long before its "
-        "start a request was announced (logarithmic). Dashed: no prefetch."
+        "start a request was announced (logarithmic). Dashed: the controls; resident keeps in DRAM "
+        "all that was ever put, none prefetches nothing."
     )
     layout = {
         "height": 380,

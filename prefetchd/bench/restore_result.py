@@ -23,7 +23,9 @@ SCHEMA: Literal["prefetchd.replay.restore/1"] = "prefetchd.replay.restore/1"
 class RestoreSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Rates and leads are in the trace's own time; `speed` scales all of them together.
 
-    `limit_blocks_s` 0: the device is not limited. `trace_how`: what was done to times and ids.
+    `limit_blocks_s` 0: the device is not limited. `group_blocks`: of the
+    trace, that are one block here.
+    `staging_blocks`: of all runs but `resident`. `trace_how`: what was done to times and ids.
     """
 
     trace: str
@@ -36,6 +38,7 @@ class RestoreSettings(msgspec.Struct, frozen=True, kw_only=True):
     hints: bool
     limit_blocks_s: float
     consume_blocks_s: float
+    group_blocks: int
     speed: float
     evict: str
     depth: int

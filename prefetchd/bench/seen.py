@@ -51,6 +51,12 @@ class Seen:
     def described(self) -> metrics.Device:
         notes = list(self.notes)
         kind: metrics.Kind = "RAM" if self.is_ram else "MEASURED"
+        if not self.asked_bytes:
+            kind = "UNREAD"
+            notes.append(
+                "UNREAD: no run read anything from the device, since all that was asked for lay in "
+                "staging; use less staging"
+            )
         share = None if self.is_ram else cached_share(self.asked_bytes, self.medium_bytes)
         if share is not None:
             kind = "CACHED"

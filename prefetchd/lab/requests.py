@@ -78,10 +78,12 @@ class Requests:
         )
 
 
-def read_requests(path: Path, limit: int | None = None) -> Requests:
+def read_requests(path: Path, limit: int | None = None, group: int = 1) -> Requests:
     """The first `limit` requests of a conversation trace or of coding-agent sessions.
 
-    JSON lines, gzipped if the name ends in .gz. Raises TraceError.
+    JSON lines, gzipped if the name ends in .gz. `group` blocks of the trace that follow each other
+    become one, as in a store of larger blocks; what is left at the end of a request is dropped,
+    since only full blocks are shared. Raises TraceError.
     """
     lines = _lines(path)
     first = next(lines, None)
@@ -93,11 +95,23 @@ def read_requests(path: Path, limit: int | None = None) -> Requests:
     )
     for column, reader in kinds:
         if column in first[1]:
-            return reader(path, _with(first, lines), limit)
+            return _grouped(reader(path, _with(first, lines), limit), group, path)
     raise TraceError(
         f"trace {path}, line 1 has neither hash_ids (a conversation trace) nor requests (coding-"
         f"agent sessions), but {', '.join(list(first[1])[:6]) or 'nothing'}; name another file"
     )
+
+
+def _grouped(load: Requests, group: int, path: Path) -> Requests:
+    """An id names its whole prefix, so the last one of a group names the group."""
+    if group == 1:
+        return load
+    chains = [load.chain(number)[group - 1 :: group] for number in range(len(load))]
+    blocks, starts = _packed(chains)
+    if not len(blocks):
+        raise TraceError(f"trace {path}: no request has {group} blocks that could be one")
+    how = f"{load.how}; every {group} blocks of a request are one"
+    return replace(load, starts=starts, blocks=blocks, how=how)
 
 
 _Line = tuple[int, dict[str, Any]]
@@ -233,21 +247,27 @@ def _bad(path: Path, number: int, error: Exception) -> TraceError:
     return TraceError(f"trace {path}, line {number} {what}")
 
 
-def _requests(
-    path: Path, times_ns: NDArray[np.int64], raw: list[_Raw], quantum_ns: int, how: str
-) -> Requests:
-    every = np.concatenate([np.empty(0, np.int64), *(one[1] for one in raw)])
-    if not len(every):
-        raise TraceError(f"trace {path} names no block at all")
+def _packed(chains: list[Ids]) -> tuple[Ids, NDArray[np.int64]]:
+    """All chains in one array, blocks numbered anew by first need, and where each begins."""
+    every = np.concatenate([np.empty(0, np.int64), *chains])
     _, first, where = np.unique(every, return_index=True, return_inverse=True)
     rank = np.empty(len(first), np.int64)
     rank[np.argsort(first, kind="stable")] = np.arange(len(first))
-    sizes = np.array([len(one[1]) for one in raw], np.int64)
+    sizes = np.array([len(chain) for chain in chains], np.int64)
+    return rank[where], np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+
+
+def _requests(
+    path: Path, times_ns: NDArray[np.int64], raw: list[_Raw], quantum_ns: int, how: str
+) -> Requests:
+    blocks, starts = _packed([one[1] for one in raw])
+    if not len(blocks):
+        raise TraceError(f"trace {path} names no block at all")
     return Requests(
         name=path.name.split(".")[0],
         arrival_ns=times_ns - times_ns[0],
-        starts=np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)]),
-        blocks=rank[where],
+        starts=starts,
+        blocks=blocks,
         session=np.array([one[2] for one in raw], np.int64),
         stops=tuple(one[3] for one in raw),
         think_ns=np.array([one[4] for one in raw], np.int64),

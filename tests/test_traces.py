@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prefetchd.lab.attention import TraceError, read_attention
+from prefetchd.lab.attention import read_attention
+from prefetchd.lab.trace_format import TraceError
 from prefetchd.lab.workload import single
 from prefetchd.model import NO_IDS, Geometry
 from tests.replays import (

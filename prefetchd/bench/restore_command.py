@@ -21,8 +21,8 @@ from prefetchd.bench.restore_replay import CONTROLS, Plan, plans, replay_restore
 from prefetchd.bench.restore_report import write_restore_report
 from prefetchd.bench.restore_result import RestoreResult, RestoreSettings, encode
 from prefetchd.bench.restore_tables import print_restore
-from prefetchd.lab.attention import TraceError
 from prefetchd.lab.requests import Requests, read_requests
+from prefetchd.lab.trace_format import TraceError
 from prefetchd.units import parse_bytes
 
 EMBEDDED_REQUESTS = "conversation_demo.jsonl.gz"

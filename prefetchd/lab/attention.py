@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefetchd.hostinfo import errno_name
+from prefetchd.lab.trace_format import TraceError
 from prefetchd.model import Geometry, Ids, PageHint, Scores
 
 _REQUIRED = ("block_ids", "mass")
@@ -29,10 +30,6 @@ _ZIP_MAGIC = b"PK"
 _BLOCKS_MAX = 1 << 16  # block ids are uint16
 
 Columns = dict[str, NDArray[np.generic]]
-
-
-class TraceError(Exception):
-    """A trace cannot be used: which file, what is wrong with it, what to do."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from prefetchd.lab.attention import TraceError
+from prefetchd.lab.trace_format import TraceError
 from prefetchd.model import Ids
 
 SESSION_GAP_NS = 30_000_000_000

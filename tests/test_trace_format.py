@@ -195,7 +195,7 @@ def header(**changes: Any) -> bytes:
         ("00000/session.npy", npy(np.array([None, {}])), "pickled"),
         ("00000/session.npy", npy(np.zeros(2, np.int64))[:-8], "does not hold"),
         ("00000/session.npy", npy(np.zeros(2, np.int64)) + b"x", "does not hold"),
-        ("00000/session.npy", b"no array", "cannot be read as a trace"),
+        ("00000/session.npy", b"no array", r"cannot be read as an \.npz"),
         ("00000/think_ns.npy", npy(np.array([0, -1])), "negative"),
     ],
 )
@@ -218,7 +218,7 @@ def test_what_is_no_zip_is_told(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="there is no trace"):
         open_trace(tmp_path / "t.npz")
     (tmp_path / "t.npz").write_bytes(b"")
-    for path, told in ((tmp_path / "t.npz", "cannot be read"), (tmp_path, "EISDIR")):
+    for path, told in ((tmp_path / "t.npz", "is empty"), (tmp_path, "EISDIR")):
         with pytest.raises(TraceError, match=told):
             open_trace(path)
         assert not is_trace(path)

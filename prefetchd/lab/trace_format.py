@@ -38,11 +38,20 @@ from prefetchd.lab.trace_schema import (
     rows_of,
 )
 
-__all__ = ["OpenTrace", "TraceError", "TraceHeader", "TraceWriter", "is_trace", "open_trace"]
+__all__ = [
+    "OpenTrace",
+    "TraceError",
+    "TraceHeader",
+    "TraceWriter",
+    "is_trace",
+    "open_trace",
+    "opened_zip",
+]
 
 HEADER = "header.npy"
 MEMBER_BYTES_MAX = 256 << 20
 """No writer of ours makes a larger member; one that claims to be is not read into memory."""
+_ZIP_MAGIC = b"PK"
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the same trace is the same bytes, whenever it is written
 # What zipfile, zlib and numpy's header reader raise for bytes that are not as they should be.
 DAMAGE = (
@@ -150,7 +159,7 @@ class OpenTrace:
 
         With all columns each chunk is checked against the schema. Raises TraceError.
         """
-        with _opened(self.path) as archive:
+        with opened_zip(self.path) as archive:
             names = _columns_of(self.path, archive, self.header)
             arrived_ns = 0
             for number, rows in enumerate(self.header.rows):
@@ -178,7 +187,7 @@ def is_trace(path: Path) -> bool:
 
 def open_trace(path: Path) -> OpenTrace:
     """Open a trace file. Raises TraceError: missing, damaged, foreign, or of a newer schema."""
-    with _opened(path) as archive:
+    with opened_zip(path) as archive:
         if HEADER not in archive.namelist():
             raise TraceError(
                 f"{path} is a zip archive but no trace of ours (it has no {HEADER}); make one with "
@@ -233,11 +242,13 @@ def _columns_of(path: Path, archive: zipfile.ZipFile, header: TraceHeader) -> li
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
+def opened_zip(path: Path) -> Iterator[zipfile.ZipFile]:
     """A zip archive to read from; whatever is wrong with it or in it becomes a TraceError."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            yield archive
+        with path.open("rb") as file:
+            _check_magic(path, file.read(len(_ZIP_MAGIC)))
+            with zipfile.ZipFile(file) as archive:
+                yield archive
     except FileNotFoundError:
         raise TraceError(f"there is no trace {path}") from None
     except OSError as error:
@@ -245,8 +256,15 @@ def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
         raise TraceError(f"{path} cannot be read: {reason}") from error
     except DAMAGE as error:
         raise TraceError(
-            f"{path} cannot be read as a trace: {error}; it may be cut short, get it again"
+            f"{path} cannot be read as an .npz trace: {error}; it may be cut short, get it again"
         ) from error
+
+
+def _check_magic(path: Path, magic: bytes) -> None:
+    if not magic:
+        raise TraceError(f"{path} is empty; get it again")
+    if magic != _ZIP_MAGIC:
+        raise TraceError(f"{path} is no .npz file (a zip archive of arrays); name a trace")
 
 
 def _member(path: Path, archive: zipfile.ZipFile, name: str) -> NDArray[np.generic]:

@@ -35,11 +35,11 @@ class TraceHeader(msgspec.Struct, frozen=True, kw_only=True):
     """What is true of all rows. 0 and "" stand for what is not told.
 
     `origin`: the file and the release it came from; `how`: what was done to it, in words;
-    `synthetic`: generated, not recorded; `block_tokens`: tokens of a block. Decode: `prompt_tokens`
-    before the first step, `layers`, `kv_heads`. Restore: `stops` are the words that column `stop`
-    numbers; `quantum_ns` is what arrivals were rounded to; `identity` is False where blocks were
-    made up from lengths, so that no request shares any with another. `rows` counts the rows of
-    each chunk; the writer fills it in.
+    `synthetic`: generated, not recorded; `block_tokens`, `block_bytes`: of a block. Decode:
+    `prompt_tokens` before the first step, `layers`, `kv_heads`. Restore: `stops` are the words that
+    column `stop` numbers; `quantum_ns` is what arrivals were rounded to; `identity` is False where
+    blocks were made up from lengths, so that no request shares any with another. `rows` counts the
+    rows of each chunk; the writer fills it in.
     """
 
     kind: Kind
@@ -49,6 +49,7 @@ class TraceHeader(msgspec.Struct, frozen=True, kw_only=True):
     synthetic: bool = False
     how: str = ""
     block_tokens: int = 0
+    block_bytes: int = 0
     prompt_tokens: int = 0
     layers: int = 0
     kv_heads: int = 0

@@ -32,7 +32,8 @@ from prefetchd.device import DeviceError
 from prefetchd.engine import EngineError
 from prefetchd.gpu import GpuError
 from prefetchd.hostinfo import errno_name
-from prefetchd.lab.attention import TraceError
+from prefetchd.lab.trace_command import trace_app
+from prefetchd.lab.trace_format import TraceError
 from prefetchd.layout import LayoutError
 from prefetchd.layout_command import show_layout
 from prefetchd.registry import PLUGIN_PREFIX, RegistryError
@@ -48,6 +49,7 @@ app = typer.Typer(
 app.add_typer(replay_app, name="replay")
 app.add_typer(bench_app, name="bench")
 app.add_typer(store_app, name="store")
+app.add_typer(trace_app, name="trace")
 app.command("layout")(show_layout)
 
 _USAGE = 2  # click's own code, for what it cannot parse

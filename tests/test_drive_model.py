@@ -234,7 +234,7 @@ def test_a_template_says_what_to_fill_in(name: str, tmp_path: Path) -> None:
 # * a Gen4 drive at depth 4 moves little more than twice what it does at depth 1, which follows from
 #   no queue of ours: the model says three times;
 # * P99 at depth 16: an Optane drive's is wider than its queue makes it (27 us, not 41), a P3700's
-#   narrower than reads make it that wait for a whole other read (215 us, not 163).
+#   narrower than reads make it that wait for a whole other read (210 us, not 163).
 # Between P99 and P99.999 nothing is published of a tail: its point at 99.95 % is chosen.
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30

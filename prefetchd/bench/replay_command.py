@@ -8,9 +8,11 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import psutil
 import typer
 from rich.console import Console
@@ -25,6 +27,7 @@ from rich.progress import (
 
 from prefetchd import metrics, registry
 from prefetchd.bench import decode_options as options
+from prefetchd.bench.emulation import Emulation
 from prefetchd.bench.replay import (
     ReplayError,
     ReplaySettings,
@@ -33,6 +36,7 @@ from prefetchd.bench.replay import (
     replay_decode,
 )
 from prefetchd.bench.restore_command import restore
+from prefetchd.drive_profile import DEFAULT, load_profile
 from prefetchd.hostinfo import medium_of
 from prefetchd.lab.workload import Workload
 
@@ -52,6 +56,9 @@ def decode(
         typer.Option(help="Folder of the store, made if missing; default: a temporary one."),
     ] = None,
     device: Annotated[str, typer.Option(help="Storage device.")] = "uring",
+    device_profile: Annotated[
+        str | None, typer.Option(help="With --device emulated: drive profile, name or file.")
+    ] = None,
     gpu: Annotated[str, typer.Option(help="GPU device: host or cuda.")] = "host",
     page_bytes: options.PageBytes = "64KiB",
     staging: Annotated[str, typer.Option(help="Share of all pages (25%), or bytes.")] = "25%",
@@ -79,7 +86,8 @@ def decode(
 ) -> None:
     """Decode a recorded run with its KV cache on NVMe; say how close to all-in-DRAM it came."""
     options.check_outputs(json, report)
-    if not registry.storage_device_class(device).on_files:
+    emulation = _emulation(device, device_profile, seed)
+    if emulation is None and not registry.storage_device_class(device).on_files:
         raise ReplayError(f"device {device} keeps no store on a path; it is for tests")
     workload = options.recorded(
         trace, top_k=top_k, steps=steps, warmup=warmup, requests=requests, shared=shared
@@ -95,7 +103,7 @@ def decode(
         predictors=tuple(predictor or ("auto",)),
         controls=options.names(controls),
         evict=evict,
-        device=device,
+        device=emulation or device,
         gpu=gpu,
         depth=depth,
         rounds=rounds,
@@ -107,7 +115,18 @@ def decode(
     _check_memory(workload, settings)
     with temporary_folder(store, console) as directory:
         result = _run(directory, workload, settings, console)
+    if emulation is not None:
+        result = msgspec.structs.replace(result, notes=[*result.notes, *emulation.notes()])
     options.show(result, json, report, console)
+
+
+def _emulation(device: str, profile: str | None, seed: int) -> Emulation | None:
+    """What stands for the profile, over io_uring. Raises ReplayError, ProfileError."""
+    if device == "emulated":
+        return Emulation(load_profile(profile or DEFAULT), seed=seed)
+    if profile is not None:
+        raise ReplayError(f"device {device} has its own speed; use --device emulated")
+    return None
 
 
 def _check_memory(workload: Workload, settings: ReplaySettings) -> None:
@@ -177,7 +196,8 @@ def _run(
             say=lambda words: progress.update(writing, description=words, refresh=True),
             steps=lambda count: draw(writing, count),
         )
-        prepare_store(directory, workload, settings, report)
+        free = settings if isinstance(settings.device, str) else replace(settings, device="uring")
+        prepare_store(directory, workload, free, report)  # writing is not what is emulated
         progress.remove_task(writing)
         total = settings.rounds * runs * workload.steps
         task = progress.add_task("replaying", total=total)

@@ -52,7 +52,9 @@ class Seen:
         notes = list(self.notes)
         kind: metrics.Kind = "RAM" if self.is_ram else "MEASURED"
         share = None if self.is_ram else cached_share(self.asked_bytes, self.medium_bytes)
-        if share is not None:
+        if self.device == "emulated":
+            kind = "EMULATED"
+        elif share is not None:
             kind = "CACHED"
             notes.append(
                 f"CACHED: the drive moved only {1 - share:.0%} of the bytes that were read; a "

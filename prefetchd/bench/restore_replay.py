@@ -15,20 +15,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from prefetchd import metrics, registry, store_making
 from prefetchd.assembly import Options
 from prefetchd.bench.content import block_names
+from prefetchd.bench.emulation import Emulation, limit_profile
 from prefetchd.bench.replay import ReplayError, Report
 from prefetchd.bench.restore import Pace, RestoreLog, RestoreRun
 from prefetchd.bench.restore_result import RestoreResult, RestoreSettings, run_figures
 from prefetchd.bench.seen import Seen, mark
 from prefetchd.core import CoreLimits
-from prefetchd.device import Arena, File, StorageDevice
-from prefetchd.devices.limited import Limited
 from prefetchd.eviction import EVICTIONS
 from prefetchd.lab.requests import Requests
 from prefetchd.layout import uniform
@@ -100,17 +98,19 @@ def replay_restore(
     names = np.frombuffer(b"".join(block_names(requests.distinct, settings.seed)), np.uint8)
     logs: dict[Plan, list[RestoreLog]] = {plan: [] for plan in lines}
     seen = Seen("host")
-    runner = _Runner(folder, requests, settings, names.reshape(-1, 16), device, seen)
+    emulation = None
+    if settings.limit_blocks_s:
+        bytes_s = settings.limit_blocks_s * settings.speed * settings.block_bytes
+        emulation = Emulation(limit_profile(bytes_s), inner=device, held=False)
+    names = names.reshape(-1, 16)
+    runner = _Runner(folder, requests, settings, names, emulation or device, seen)
     for number in range(settings.rounds):
         for plan in lines if number % 2 == 0 else reversed(lines):
             report.say(f"round {number + 1}: {plan.name}, {plan.lead_ms:g} ms ahead")
             time.sleep(idle_s)
             logs[plan].append(runner.one(plan, report.steps))
-    described = seen.described()
-    if settings.limit_blocks_s and described.kind == "MEASURED":
-        described = msgspec.structs.replace(described, kind="EMULATED")
     return RestoreResult(
-        device=described,
+        device=seen.described(),
         settings=settings,
         runs=[
             run_figures(
@@ -124,7 +124,7 @@ def replay_restore(
             )
             for plan in lines
         ],
-        notes=_notes(lines, logs),
+        notes=[*_notes(lines, logs), *(emulation.notes() if emulation else ())],
     )
 
 
@@ -155,22 +155,14 @@ class _Runner:
     requests: Requests
     settings: RestoreSettings
     names: NDArray[np.uint8]
-    device: str
+    device: str | Emulation
     seen: Seen
 
     def one(self, plan: Plan, progress: Callable[[int], None]) -> RestoreLog:
         settings, layout = self.settings, uniform(1, self.settings.block_bytes, name="restore")
-        limited: list[Limited] = []
-
-        def open_limited(files: Sequence[File], arena: Arena, depth: int) -> StorageDevice:
-            inner = registry.storage_device_class(self.device)(files, arena, depth)
-            bytes_s = settings.limit_blocks_s * settings.speed * settings.block_bytes
-            limited.append(Limited(inner, bytes_s, held=False))
-            return limited[0]
-
         options = Options(
             staging_bytes=plan.staging_blocks * settings.block_bytes,
-            device=open_limited if settings.limit_blocks_s else self.device,
+            device=self.device,
             predictor=plan.predictor,
             evict=settings.evict,
             depth=settings.depth,
@@ -187,8 +179,8 @@ class _Runner:
         store_making.create(self.folder, layout, self.requests.distinct, fill=True)
         try:
             with open_runtime(self.folder, layout, options=options) as runtime:
-                for one in limited:  # from here on: opening is not what is measured
-                    one.held = True
+                if isinstance(self.device, Emulation):
+                    self.device.hold()  # from here on: opening is not what is measured
                 before = mark(runtime)
                 run = RestoreRun(runtime, self.requests, self.names, pace, settings.seed, progress)
                 log = run.run()

@@ -207,7 +207,7 @@ def test_uses_agree_with_a_plain_count(requests: list[list[int]]) -> None:
     for request in requests:
         new = uses.touch(np.array(request), bit)
         assert new.tolist() == list(dict.fromkeys(page // 3 for page in request))
-        uses.finish(bit)
+        uses.finish(bit, new)
         for page in set(request):
             used[page] += 1
         for block in {page // 3 for page in request}:
@@ -223,6 +223,27 @@ def test_uses_agree_with_a_plain_count(requests: list[list[int]]) -> None:
 def test_counts_stay_right_over_many_more_requests_than_a_byte_counts() -> None:
     uses = Uses(Geometry(2, 3))
     for request in range(1000):
-        uses.touch(np.array([2, 3] if request % 2 else [2]), np.uint32(1))
-        uses.finish(np.uint32(1))
+        new = uses.touch(np.array([2, 3] if request % 2 else [2]), np.uint32(1))
+        uses.finish(np.uint32(1), new)
     np.testing.assert_allclose(uses.shares(np.array([1])), [[1, 0.5]], atol=0.02)
+
+
+@given(st.lists(st.lists(st.integers(0, 9), min_size=3, max_size=6, unique=True), max_size=600))
+def test_one_block_at_a_time_teaches_the_same_as_all_at_once(chains: list[list[int]]) -> None:
+    one, several = Chains(10), Chains(10)
+    for chain in chains * 90:
+        several.learn(np.array(chain))
+        for before, at, after in zip(chain, chain[1:], chain[2:], strict=False):
+            one.follow(before, at, after)
+    for chain in chains:
+        for mine, others in zip(one.walk(*chain[:2], 9), several.walk(*chain[:2], 9), strict=True):
+            np.testing.assert_array_equal(mine, others)
+
+
+@given(st.lists(st.integers(0, 11), max_size=20))
+def test_one_page_at_a_time_touches_the_same_as_all_at_once(pages: list[int]) -> None:
+    one, several = Uses(Geometry(3, 4)), Uses(Geometry(3, 4))
+    new = several.touch(np.array(pages, np.int64), np.uint32(8))
+    assert [page // 3 for page in pages if one.touch_one(page, 8)] == new.tolist()
+    np.testing.assert_array_equal(one.pages_touched, several.pages_touched)
+    np.testing.assert_array_equal(one.blocks_touched, several.blocks_touched)

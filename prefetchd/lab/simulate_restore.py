@@ -54,6 +54,7 @@ class _Request:
     taken: int = 0
     started: bool = False
     out: int = 0  # blocks of the demand that is out
+    asked_ns: int = 0  # when it came
     to_put: int = 0  # blocks that are not found yet
     over: bool = False  # has all it asked for
 
@@ -108,7 +109,7 @@ class SimulatedRestore:
         self._numbers = 0
         self._events: list[tuple[int, int, int]] = []
         self._writes = _Writes()
-        self._waits: list[NDArray[np.int64]] = []
+        self._ready: list[Ready] = []  # all answers of the run
         count = len(requests)
         self.log = RestoreLog(np.zeros(count, np.int64), np.full(count, -1, np.int64))
 
@@ -130,8 +131,16 @@ class SimulatedRestore:
                 _, number, kind = heapq.heappop(events)
                 act[kind](number)
                 self._answered()
-        self.log.seconds = engine.now_ns / 1e9
+        self._sum_up()
         return self.log
+
+    def _sum_up(self) -> None:
+        log = self.log
+        outcomes = np.concatenate([np.empty(0, np.uint8), *(one.outcomes for one in self._ready)])
+        slots = np.concatenate([NO_IDS, *(one.slots for one in self._ready)])
+        log.outcomes += np.bincount(outcomes, minlength=_OUTCOMES)
+        log.missing = int(np.count_nonzero(slots < 0))
+        log.seconds = self.engine.now_ns / 1e9
 
     # --- a request's life ---
 
@@ -178,8 +187,8 @@ class SimulatedRestore:
         self._tickets[self._numbers] = number
         request.out = count
         pages = request.pages[request.taken : request.taken + count]
-        deadline_ns = self.engine.now_ns + TIMEOUT_NS
-        self.engine.handle(Demanded(self._numbers, pages, deadline_ns, number))
+        now_ns = request.asked_ns = self.engine.now_ns
+        self.engine.handle(Demanded(self._numbers, pages, now_ns + TIMEOUT_NS, number))
 
     def _answered(self) -> None:
         while self._answers:
@@ -190,14 +199,12 @@ class SimulatedRestore:
         number = self._tickets.pop(ready.ticket)
         request, log = self._live[number], self.log
         now_ns = self.engine.now_ns
-        log.outcomes += np.bincount(ready.outcomes, minlength=_OUTCOMES)
+        self._ready.append(ready)
         log.waits_ns.append(ready.waits_ns)
-        log.missing += int(np.count_nonzero(ready.slots < 0))
         self.engine.handle(Released(ready.ticket))
         request.taken += request.out
-        waited = bool(ready.waits_ns.any())
         if request.started:
-            if waited:
+            if now_ns > request.asked_ns:
                 log.ready_ns[number] = now_ns - self._arrival_ns[number]
             next_ns = now_ns + request.out * self._pace.block_ns
             heapq.heappush(self._events, (next_ns, number, _TAKE))

@@ -54,7 +54,7 @@ class DriveModel:
             heapq.heapreplace(self._units, start_ns + latency_ns)
             moved_ns = max(self._channel[write], start_ns) + length * per_byte
             self._channel[write] = moved_ns
-            ends[place] = int(moved_ns) + latency_ns
+            ends[place] = round(moved_ns) + latency_ns
         if write and len(ends):
             self._writing_until_ns = max(self._writing_until_ns, int(ends.max()))
         return ends

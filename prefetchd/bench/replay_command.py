@@ -8,7 +8,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Annotated
 
@@ -25,26 +24,19 @@ from rich.progress import (
 )
 
 from prefetchd import metrics, registry
+from prefetchd.bench import decode_options as options
 from prefetchd.bench.replay import (
-    CONTROLS,
     ReplayError,
     ReplaySettings,
     Report,
-    checked_slots,
     prepare_store,
     replay_decode,
-    staging_slots,
 )
-from prefetchd.bench.report import check_report, write_report
 from prefetchd.bench.restore_command import restore
-from prefetchd.bench.tables import print_replay
 from prefetchd.hostinfo import medium_of
-from prefetchd.lab.attention import AttentionTrace, read_attention
-from prefetchd.lab.workload import Workload, batched
-from prefetchd.units import parse_bytes, parse_share
+from prefetchd.lab.workload import Workload
 
 _DRAW_S = 0.5
-EMBEDDED_TRACE = "summ_pydocs_demo.npz"
 
 replay_app = typer.Typer(help="Replay recorded traffic against a real store, in real time.")
 
@@ -54,72 +46,54 @@ replay_app.command("restore")(restore)
 
 @replay_app.command("decode")
 def decode(
-    trace: Annotated[
-        Path | None,
-        typer.Argument(help="Recorded decode attention (.npz); default: the embedded one."),
-    ] = None,
+    trace: options.TracePath = None,
     store: Annotated[
         Path | None,
         typer.Option(help="Folder of the store, made if missing; default: a temporary one."),
     ] = None,
     device: Annotated[str, typer.Option(help="Storage device.")] = "uring",
     gpu: Annotated[str, typer.Option(help="GPU device: host or cuda.")] = "host",
-    page_bytes: Annotated[str, typer.Option(help="Bytes of a page.")] = "64KiB",
+    page_bytes: options.PageBytes = "64KiB",
     staging: Annotated[str, typer.Option(help="Share of all pages (25%), or bytes.")] = "25%",
-    top_k: Annotated[int, typer.Option(min=1, help="Blocks needed by each KV head.")] = 16,
-    layer_us: Annotated[
-        float, typer.Option(min=0, max=1e7, help="Compute time of a layer.")
-    ] = 600.0,
-    hints: Annotated[bool, typer.Option(help="Give next-layer hints.")] = True,
+    top_k: options.TopK = 16,
+    layer_us: options.LayerUs = 600.0,
+    hints: options.Hints = True,
     tend: Annotated[
         bool, typer.Option(help="The host thread drives the engine while the GPU computes.")
     ] = True,
-    predictor: Annotated[
-        list[str] | None, typer.Option(help="Predictor by name or file; repeatable.")
-    ] = None,
-    evict: Annotated[str, typer.Option(help="Eviction: lru, arc or cycle.")] = "cycle",
-    controls: Annotated[str, typer.Option(help="Controls, by comma.")] = ",".join(CONTROLS),
-    steps: Annotated[int | None, typer.Option(min=1, help="Replay only the first steps.")] = None,
-    warmup: Annotated[int, typer.Option(min=0, help="First steps not measured.")] = 16,
+    predictor: options.Predictors = None,
+    evict: options.Evict = "cycle",
+    controls: options.Controls = options.ALL_CONTROLS,
+    steps: options.Steps = None,
+    warmup: options.Warmup = 16,
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds.")] = 3,
     idle_s: Annotated[
         float, typer.Option(min=0, max=3600, help="Idle gap before every run.")
     ] = 0.5,
-    depth: Annotated[
-        int, typer.Option(min=1, max=32768, help="Operations in flight at most.")
-    ] = 128,
-    requests: Annotated[int, typer.Option(min=1, help="Requests in the decode batch.")] = 1,
-    shared: Annotated[str, typer.Option(help="Prompt share in common to all.")] = "50%",
+    depth: options.Depth = 128,
+    requests: options.BatchSize = 1,
+    shared: options.Shared = "50%",
     seed: Annotated[int, typer.Option(min=0, max=2**63, help="Seed of the stored bytes.")] = 1,
-    json: Annotated[Path | None, typer.Option(help="Write JSON; - prints it.")] = None,
-    report: Annotated[Path | None, typer.Option(help="Write an HTML report.")] = None,
+    json: options.Json = None,
+    report: options.Html = None,
 ) -> None:
     """Decode a recorded run with its KV cache on NVMe; say how close to all-in-DRAM it came."""
-    check_outputs(json, report)
+    options.check_outputs(json, report)
     if not registry.storage_device_class(device).on_files:
         raise ReplayError(f"device {device} keeps no store on a path; it is for tests")
-    recorded = _read(trace)
-    workload = batched(
-        recorded,
-        top_k=top_k,
-        steps=steps,
-        requests=requests,
-        shared_share=_shared(shared) if requests > 1 else 0.0,
+    workload = options.recorded(
+        trace, top_k=top_k, steps=steps, warmup=warmup, requests=requests, shared=shared
     )
-    if workload.steps <= warmup:
-        raise ReplayError(
-            f"{workload.steps} steps leave none to measure after {warmup} of warm-up; "
-            "use --warmup or more steps"
-        )
+    size = options.page_size(page_bytes)
     settings = ReplaySettings(
-        page_bytes=_whole(page_bytes),
-        staging_slots=_slots(workload, staging, _whole(page_bytes)),
+        page_bytes=size,
+        staging_slots=options.slots(workload, staging, size),
         layer_us=layer_us,
         hints=hints,
         tend=tend,
         top_k=top_k,
         predictors=tuple(predictor or ("auto",)),
-        controls=tuple(name.strip() for name in controls.split(",") if name.strip()),
+        controls=options.names(controls),
         evict=evict,
         device=device,
         gpu=gpu,
@@ -133,38 +107,7 @@ def decode(
     _check_memory(workload, settings)
     with temporary_folder(store, console) as directory:
         result = _run(directory, workload, settings, console)
-    _show(result, json, report, console)
-
-
-def _read(trace: Path | None) -> AttentionTrace:
-    if trace is not None:
-        return read_attention(trace)
-    with as_file(files("prefetchd.data") / EMBEDDED_TRACE) as path:
-        return read_attention(path)
-
-
-def _whole(text: str) -> int:
-    size = parse_bytes(text)
-    if size < 16:
-        raise ReplayError(f"a page of {size} bytes is too small to be stamped; give 16 or more")
-    return size
-
-
-def _shared(text: str) -> float:
-    share = parse_share(text)
-    if share is None:
-        raise ReplayError(f"--shared {text} is no share; write a percentage, as in 50%")
-    return share
-
-
-def check_outputs(json: Path | None, report: Path | None) -> None:
-    """Now, and not after minutes of replay. Raises ReplayError, ReportError."""
-    if report is not None:
-        check_report(report)
-    if json is None or str(json) == "-":
-        return
-    if json.is_dir() or not os.access(json if json.exists() else json.parent, os.W_OK):
-        raise ReplayError(f"the result cannot be written to {json}; name another file with --json")
+    options.show(result, json, report, console)
 
 
 def _check_memory(workload: Workload, settings: ReplaySettings) -> None:
@@ -178,14 +121,6 @@ def _check_memory(workload: Workload, settings: ReplaySettings) -> None:
             f"{what}: {need / 2**30:.1f} GiB, but {free / 2**30:.1f} GiB of memory are free; "
             "use --controls none,oracle, smaller pages or less staging"
         )
-
-
-def _slots(workload: Workload, staging: str, page_bytes: int) -> int:
-    share = parse_share(staging)
-    if share is not None:
-        return staging_slots(workload, share)
-    slot_bytes = -(-page_bytes // 4096) * 4096
-    return checked_slots(workload, parse_bytes(staging) // slot_bytes)
 
 
 @contextmanager
@@ -251,20 +186,3 @@ def _run(
             steps=lambda count: draw(task, count),
         )
         return replay_decode(directory, workload, settings, report)
-
-
-def _show(result: metrics.Result, json: Path | None, report: Path | None, console: Console) -> None:
-    if json is not None and str(json) == "-":
-        typer.echo(metrics.encode(result).decode())
-    else:
-        print_replay(result)
-    if json is not None and str(json) != "-":
-        json.write_bytes(metrics.encode(result))
-        _name(console, "result", json)
-    if report is not None:
-        write_report(result, report)
-        _name(console, "report", report)
-
-
-def _name(console: Console, what: str, path: Path) -> None:
-    console.print(f"{what}: {path.absolute()}", soft_wrap=True, markup=False, highlight=False)

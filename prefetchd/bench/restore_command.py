@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from prefetchd import registry
+from prefetchd.bench.decode_options import check_outputs
 from prefetchd.bench.replay import ReplayError, Report
 from prefetchd.bench.restore_replay import CONTROLS, Plan, plans, replay_restore
 from prefetchd.bench.restore_report import write_restore_report
@@ -78,7 +79,7 @@ def restore(
     report: Annotated[Path | None, typer.Option(help="Write an HTML report.")] = None,
 ) -> None:
     """Replay requests that come back; say how much of their KV was in DRAM when they started."""
-    from prefetchd.bench.replay_command import check_outputs, temporary_folder
+    from prefetchd.bench.replay_command import temporary_folder
 
     check_outputs(json, report)
     leads = lead_ms or [500.0]

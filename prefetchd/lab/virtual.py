@@ -1,7 +1,7 @@
 """The core on a modelled drive under a virtual clock: what `engine` and `driver` are in real time.
 
 Decides the order of what happens: completions by their time, in order of submission where that is
-equal; idle turns as soon as nothing else is due, each after `decision_ns`. Holds no policy: the
+equal; hints and idle turns once a core is free that decides. Holds no policy: the
 core is the very one that runs live. Moves no bytes, reads no clock and draws no random number but
 the drive's own, so a run repeats exactly.
 """
@@ -66,8 +66,8 @@ class _Batch:
 
 class VirtualEngine:
     """`on_ready` is told of every answered demand. `depth`: operations that the drive is given at
-    once. `decision_ns`: what a hint or an idle turn takes before it is acted on. `record` sees
-    every event with its time and the commands that came of it."""
+    once. `decision_ns`: what a hint or an idle turn takes, on one of so many `cores`, before it is
+    acted on. `record` sees every event with its time and the commands that came of it."""
 
     def __init__(
         self,
@@ -78,6 +78,7 @@ class VirtualEngine:
         page_bytes: int,
         depth: int = 128,
         decision_ns: int = 0,
+        cores: int = 1,
         record: Record | None = None,
     ) -> None:
         self.core = core
@@ -92,9 +93,9 @@ class VirtualEngine:
         self._depth_max = depth
         self._decision_ns = decision_ns
         self._record = record
-        self._plan_wanted = False
+        self._plan_since_ns = _NEVER_NS  # since when an idle turn is wanted
         self._hints: deque[tuple[int, Hint]] = deque()  # given when, in order
-        self._decider_free_ns = 0
+        self._cores_free_ns = [0] * cores  # a heap
         self._look_ns = 0
         self._waiting: list[deque[_Batch]] = [deque() for _ in IoClass]
         self._flying: list[tuple[int, int, int, int, Callable[[], None] | None]] = []
@@ -113,7 +114,7 @@ class VirtualEngine:
             elif isinstance(command, Ready):
                 self._on_ready(command)
             elif isinstance(command, PlanSoon):
-                self._plan_wanted = True
+                self._plan_since_ns = min(self._plan_since_ns, self.now_ns)
             elif isinstance(command, Cancel):
                 self._cancel(command)
         self._start()
@@ -150,9 +151,9 @@ class VirtualEngine:
         due_ns, act = _NEVER_NS, self._complete
         if self._flying:
             due_ns = self._flying[0][0]
-        if self._hints or self._plan_wanted:
-            given_ns = self._hints[0][0] if self._hints else self.now_ns
-            at_ns = max(given_ns, self._decider_free_ns) + self._decision_ns
+        given_ns = self._hints[0][0] if self._hints else self._plan_since_ns
+        if given_ns < _NEVER_NS:
+            at_ns = max(given_ns, self._cores_free_ns[0]) + self._decision_ns
             if at_ns < due_ns:
                 due_ns, act = at_ns, self._decide
         core = self.core
@@ -163,7 +164,7 @@ class VirtualEngine:
         return due_ns, act
 
     def _decide(self) -> None:
-        self._decider_free_ns = self.now_ns
+        heapq.heapreplace(self._cores_free_ns, self.now_ns)
         self.decisions += 1
         if self._hints:
             self.handle(Hinted(self._hints.popleft()[1]))
@@ -171,7 +172,7 @@ class VirtualEngine:
             self._look()
 
     def _look(self) -> None:
-        self._plan_wanted = False
+        self._plan_since_ns = _NEVER_NS
         self._look_ns = self.now_ns
         self.handle(Idle())
 

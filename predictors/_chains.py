@@ -120,6 +120,8 @@ class Uses:
         self._page_requests = np.zeros((geometry.blocks, geometry.layers), np.uint8)
         self._blocks_view = self.blocks_touched.data
         self._pages_view = self._pages_flat.data
+        self._block_counts = self._block_requests.data
+        self._page_counts = self._page_requests.reshape(-1).data
 
     def touch(self, pages: Ids, bit: np.uint32) -> Ids:
         """Mark pages, and return the blocks that this request had not touched, in order."""
@@ -156,6 +158,12 @@ class Uses:
         useful = (self._page_requests[blocks] > 0) | ~known[:, None]
         unread: Mask = useful & ((self.pages_touched[blocks] & bit) == 0)
         return unread
+
+    def has_read(self, block: int, bit: int) -> bool:
+        """Whether this request has touched a block, in a geometry of one layer, or has no use for
+        it: as `unread` says of one."""
+        useless = self._block_counts[block] and not self._page_counts[block]
+        return bool(self._blocks_view[block] & bit or useless)
 
     def shares(self, blocks: Ids) -> Scores:
         """(blocks, layers) float32: the share of ended requests over a block that used a page.

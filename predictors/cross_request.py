@@ -209,8 +209,14 @@ class CrossRequest(Predictor):
         """Pass over what has been read of a plan, and drop the plan when it must be fulfilled."""
         plan = self._plans[access.request]
         head = plan.blocks[plan.done :][: new_blocks + 8]
-        unread = np.flatnonzero(self._uses.unread(head, stream.bit).any(axis=1))
-        plan.done += int(unread[0]) if len(unread) else len(head)
+        if self.geometry.layers == 1 and new_blocks < 2:  # a restore, block by block
+            for block in head.tolist():
+                if not self._uses.has_read(block, int(stream.bit)):
+                    break
+                plan.done += 1
+        else:
+            unread = np.flatnonzero(self._uses.unread(head, stream.bit).any(axis=1))
+            plan.done += int(unread[0]) if len(unread) else len(head)
         plan.demanded_pages += len(access.pages)
         # A restore reads every page once: whoever has read twice as many decodes by now.
         if plan.demanded_pages > 2 * len(plan.blocks) * self.geometry.layers:

@@ -32,6 +32,7 @@ from prefetchd.gpu import GpuError
 from prefetchd.hostinfo import errno_name
 from prefetchd.lab.attention import TraceError
 from prefetchd.lab.simulate_command import simulate_app
+from prefetchd.lab.simulate_restore_command import restore as simulate_restore
 from prefetchd.layout import LayoutError
 from prefetchd.layout_command import show_layout
 from prefetchd.registry import PLUGIN_PREFIX, RegistryError
@@ -45,6 +46,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(replay_app, name="replay")
+simulate_app.command("restore")(simulate_restore)
 app.add_typer(simulate_app, name="simulate")
 app.add_typer(bench_app, name="bench")
 app.add_typer(store_app, name="store")

@@ -289,6 +289,8 @@ class Core:
 
     def _issue(self, now_ns: int) -> list[Command]:
         """Start what the plan still holds, as far as the depth and waiting demands allow."""
+        if not self.foresight.planned:
+            return []
         plan = self.foresight.take(self._prefetch_room())
         slots = self._take_slots(plan.pages, IoClass.PREFETCH, plan)
         if len(slots) < len(plan.pages):

@@ -128,6 +128,11 @@ class Foresight:
             self._plan = self._plan.only(~np.isin(self._plan.pages, pages))
 
     @property
+    def planned(self) -> int:
+        """Pages of the plan that have not been taken."""
+        return len(self._plan.pages)
+
+    @property
     def used_up(self) -> bool:
         """Whether the plan is at its end and another should follow."""
         return self.unfinished and len(self._plan.pages) == 0

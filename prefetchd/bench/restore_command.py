@@ -83,14 +83,14 @@ def restore(
 
     check_outputs(json, report)
     leads = lead_ms or [500.0]
-    _check_numbers(leads, staging_blocks, requests, limit_blocks_s, consume_blocks_s, speed)
+    check_numbers(leads, staging_blocks, requests, limit_blocks_s, consume_blocks_s, speed)
     if not registry.storage_device_class(device).on_files:
         raise ReplayError(
             f"device {device} keeps no store on a path; use --limit-blocks-s to limit"
         )
-    whole_bytes = _block_bytes(block_bytes)
-    load = _read(trace, requests)
-    slots = max(_STAGING_MIN, load.distinct // 4) if staging_blocks is None else staging_blocks
+    whole_bytes = whole_blocks(block_bytes)
+    load = read_trace(trace, requests)
+    slots = default_staging(load) if staging_blocks is None else staging_blocks
     _check_memory(slots * whole_bytes)
     settings = RestoreSettings(
         trace=load.name,
@@ -115,10 +115,14 @@ def restore(
     with temporary_folder(store, console) as directory:
         directory.mkdir(exist_ok=True)
         result = _run(directory, load.faster(speed), settings, lines, device, idle_s, console)
-    _show(result, json, report, console)
+    show(result, json, report, console)
 
 
-def _check_numbers(
+def default_staging(load: Requests) -> int:
+    return max(_STAGING_MIN, load.distinct // 4)
+
+
+def check_numbers(
     leads: list[float],
     staging: int | None,
     requests: int | None,
@@ -142,7 +146,7 @@ def _check_numbers(
             raise ReplayError(f"{name} {value:g} makes no sense; give a number above 0")
 
 
-def _block_bytes(text: str) -> int:
+def whole_blocks(text: str) -> int:
     size = parse_bytes(text)
     if size < _PAGE or size % _PAGE:
         raise ReplayError(
@@ -160,7 +164,7 @@ def _check_memory(need: int) -> None:
         )
 
 
-def _read(trace: Path | None, limit: int | None) -> Requests:
+def read_trace(trace: Path | None, limit: int | None) -> Requests:
     if trace is None:
         with as_file(files("prefetchd.data") / EMBEDDED_REQUESTS) as path:
             return read_requests(path, limit)
@@ -203,7 +207,7 @@ def _run(
         )
 
 
-def _show(result: RestoreResult, json: Path | None, report: Path | None, console: Console) -> None:
+def show(result: RestoreResult, json: Path | None, report: Path | None, console: Console) -> None:
     if json is not None and str(json) == "-":
         typer.echo(encode(result).decode())
     else:

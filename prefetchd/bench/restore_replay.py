@@ -50,17 +50,23 @@ class Plan:
 
 
 def plans(
-    settings: RestoreSettings, predictors: Sequence[str], controls: Sequence[str]
+    settings: RestoreSettings,
+    predictors: Sequence[str],
+    controls: Sequence[str],
+    known: Sequence[str] = CONTROLS,
 ) -> list[Plan]:
-    """Controls at the first lead, predictors at each. Raises ReplayError, RegistryError."""
-    unknown = [name for name in controls if name not in CONTROLS]
+    """Controls at the first lead, predictors at each. `known`: the controls that there are.
+
+    Raises ReplayError, RegistryError.
+    """
+    unknown = [name for name in controls if name not in known]
     if unknown:
-        raise ReplayError(f"no control is called {unknown[0]!r}; there are {', '.join(CONTROLS)}")
+        raise ReplayError(f"no control is called {unknown[0]!r}; there are {', '.join(known)}")
     if settings.evict not in EVICTIONS:
-        known = ", ".join(EVICTIONS)
-        raise ReplayError(f"no eviction is called {settings.evict!r}; there are {known}")
+        policies = ", ".join(EVICTIONS)
+        raise ReplayError(f"no eviction is called {settings.evict!r}; there are {policies}")
     lead_ms = settings.leads_ms[0]
-    found = [Plan(name, True, "none", lead_ms) for name in CONTROLS if name in controls]
+    found = [Plan(name, True, "none", lead_ms) for name in known if name in controls]
     for name in predictors:
         registry.predictor_class(name)
         shown = Path(name).stem if name.endswith(".py") else name

@@ -33,6 +33,7 @@ from prefetchd.engine import EngineError
 from prefetchd.gpu import GpuError
 from prefetchd.hostinfo import errno_name
 from prefetchd.lab.simulate_command import simulate_app
+from prefetchd.lab.simulate_restore_command import restore as simulate_restore
 from prefetchd.lab.trace_command import trace_app
 from prefetchd.lab.trace_format import TraceError
 from prefetchd.layout import LayoutError
@@ -48,6 +49,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(replay_app, name="replay")
+simulate_app.command("restore")(simulate_restore)
 app.add_typer(simulate_app, name="simulate")
 app.add_typer(bench_app, name="bench")
 app.add_typer(store_app, name="store")

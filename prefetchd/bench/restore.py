@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from threading import Thread
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +29,6 @@ from prefetchd.bench.decode import WrongBytes
 from prefetchd.lab.requests import Requests
 from prefetchd.model import NO_IDS, ChainHint, DoneHint, Ids, Outcome
 from prefetchd.runtime import Runtime
-from prefetchd.stats import Stats
 from prefetchd.tickets import PutTicket, Ticket
 
 _ENQUEUE, _START, _TAKE = range(3)
@@ -46,6 +46,25 @@ class Pace:
     hints: bool
 
 
+class Moved(Protocol):
+    """What a result needs of a runtime's `Stats`, or of a simulation's counters."""
+
+    @property
+    def prefetch(self) -> dict[str, int]: ...
+    @property
+    def failures(self) -> dict[str, int]: ...
+    @property
+    def pages_read(self) -> int: ...
+    @property
+    def bytes_read(self) -> int: ...
+    @property
+    def bytes_written(self) -> int: ...
+    @property
+    def achieved_depth(self) -> float: ...
+    @property
+    def decision_ns(self) -> NDArray[np.int64]: ...
+
+
 @dataclass(slots=True)
 class RestoreLog:
     """What one run saw. Of requests in order: lateness of their start, and the time from the
@@ -61,8 +80,8 @@ class RestoreLog:
     verified: int = 0
     failed_puts: list[str] = field(default_factory=list)
     seconds: float = 0.0
-    cpu_ns: int = 0
-    after: Stats | None = None
+    cpu_ns: int | None = None  # unknown where no processor was at work
+    after: Moved | None = None
 
 
 @dataclass(slots=True)

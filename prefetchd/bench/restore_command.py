@@ -25,6 +25,10 @@ EMBEDDED_REQUESTS = "conversation_demo.jsonl.gz"
 _PAGE = 4096
 _STAGING_MIN = 64
 
+GroupBlocks = Annotated[
+    int, typer.Option(min=1, help="So many blocks of the trace are one block here.")
+]
+
 
 def restore(
     trace: Annotated[
@@ -52,9 +56,7 @@ def restore(
         float, typer.Option(help="Hold reads to so many blocks a second (EMULATED); 0: no limit.")
     ] = 0.0,
     consume_blocks_s: Annotated[float, typer.Option(help="Blocks a second a request takes.")] = 200,
-    group_blocks: Annotated[
-        int, typer.Option(min=1, help="So many blocks of the trace are one block here.")
-    ] = 1,
+    group_blocks: GroupBlocks = 1,
     requests: Annotated[int | None, typer.Option(help="Only the first requests.")] = None,
     speed: Annotated[
         float, typer.Option(help="Arrivals, leads and rates so many times as fast.")
@@ -77,14 +79,14 @@ def restore(
     outputs = Outputs(json, report)
     outputs.check()
     leads = lead_ms or [500.0]
-    _check_numbers(leads, staging_blocks, requests, limit_blocks_s, consume_blocks_s, speed)
+    check_numbers(leads, staging_blocks, requests, limit_blocks_s, consume_blocks_s, speed)
     if not registry.storage_device_class(device).on_files:
         raise ReplayError(
             f"device {device} keeps no store on a path; use --limit-blocks-s to limit"
         )
-    whole_bytes = _block_bytes(block_bytes)
-    load = _read(trace, requests, group_blocks)
-    slots = max(_STAGING_MIN, load.distinct // 4) if staging_blocks is None else staging_blocks
+    whole_bytes = whole_blocks(block_bytes)
+    load = read_trace(trace, requests, group_blocks)
+    slots = default_staging(load) if staging_blocks is None else staging_blocks
     named = [name.strip() for name in controls.split(",") if name.strip()]
     resident = "resident" in named
     check_memory(
@@ -115,15 +117,14 @@ def restore(
     with temporary_folder(store, console) as directory:
         directory.mkdir(exist_ok=True)
         result = _run(directory, load.faster(speed), settings, lines, device, idle_s, console)
-    outputs.show(
-        console,
-        encoded=encode(result),
-        table=partial(print_restore, result),
-        report=partial(write_restore_report, result),
-    )
+    show(outputs, console, result)
 
 
-def _check_numbers(
+def default_staging(load: Requests) -> int:
+    return max(_STAGING_MIN, load.distinct // 4)
+
+
+def check_numbers(
     leads: list[float],
     staging: int | None,
     requests: int | None,
@@ -147,7 +148,7 @@ def _check_numbers(
             raise ReplayError(f"{name} {value:g} makes no sense; give a number above 0")
 
 
-def _block_bytes(text: str) -> int:
+def whole_blocks(text: str) -> int:
     size = parse_bytes(text)
     if size < _PAGE or size % _PAGE:
         raise ReplayError(
@@ -156,7 +157,7 @@ def _block_bytes(text: str) -> int:
     return size
 
 
-def _read(trace: Path | None, limit: int | None, group: int) -> Requests:
+def read_trace(trace: Path | None, limit: int | None, group: int = 1) -> Requests:
     if trace is None:
         with as_file(files("prefetchd.data") / EMBEDDED_REQUESTS) as path:
             return read_requests(path, limit, group)
@@ -177,3 +178,13 @@ def _run(
         return replay_restore(
             directory, load, settings, lines, device=device, idle_s=idle_s, report=report
         )
+
+
+def show(outputs: Outputs, console: Console, result: RestoreResult) -> None:
+    """The table, or JSON, on stdout; files as asked, which `console` is told of."""
+    outputs.show(
+        console,
+        encoded=encode(result),
+        table=partial(print_restore, result),
+        report=partial(write_restore_report, result),
+    )

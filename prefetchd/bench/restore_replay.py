@@ -52,7 +52,9 @@ class Plan:
 
 
 def plans(
-    settings: RestoreSettings, predictors: Sequence[str], controls: Sequence[str]
+    settings: RestoreSettings,
+    predictors: Sequence[str],
+    controls: Sequence[str],
 ) -> list[Plan]:
     """Controls at the first lead, predictors at each; `resident` keeps all that was ever put.
 
@@ -62,8 +64,8 @@ def plans(
     if unknown:
         raise ReplayError(f"no control is called {unknown[0]!r}; there are {', '.join(CONTROLS)}")
     if settings.evict not in EVICTIONS:
-        known = ", ".join(EVICTIONS)
-        raise ReplayError(f"no eviction is called {settings.evict!r}; there are {known}")
+        policies = ", ".join(EVICTIONS)
+        raise ReplayError(f"no eviction is called {settings.evict!r}; there are {policies}")
     leads_ms, slots = settings.leads_ms, settings.staging_blocks
     held = {"resident": settings.blocks, "none": slots}
     found = [

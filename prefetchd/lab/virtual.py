@@ -191,6 +191,8 @@ class VirtualEngine:
 
     def _start(self) -> None:
         """Give the drive what waits, by class, as far as its depth allows."""
+        if not any(self._waiting):
+            return
         begun = False
         for queue in self._waiting:
             while queue and (room := self._depth_max - len(self._flying)) > 0:

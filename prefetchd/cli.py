@@ -33,6 +33,7 @@ from prefetchd.hostinfo import errno_name
 from prefetchd.lab.attention import TraceError
 from prefetchd.layout import LayoutError
 from prefetchd.layout_command import show_layout
+from prefetchd.predictor_command import predictor_app
 from prefetchd.registry import PLUGIN_PREFIX, RegistryError
 from prefetchd.store import StoreError
 from prefetchd.store_command import store_app
@@ -46,6 +47,7 @@ app = typer.Typer(
 app.add_typer(replay_app, name="replay")
 app.add_typer(bench_app, name="bench")
 app.add_typer(store_app, name="store")
+app.add_typer(predictor_app, name="predictor")
 app.command("layout")(show_layout)
 
 _BAD_INPUT = (ReplayError, TraceError, LayoutError, RegistryError, ReportError, ValueError)

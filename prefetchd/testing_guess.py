@@ -134,12 +134,17 @@ def flat(guess: object) -> list[Any]:
     return [field.tolist() if isinstance(field, np.ndarray) else field for field in fields]
 
 
-def difference(one: list[Any], other: list[Any]) -> str:
-    """The first thing in which two flat guesses differ, or nothing."""
+def difference(one: list[Any], other: list[Any], *, rounding: float = 0.0) -> str:
+    """The first thing in which two flat guesses differ, or nothing.
+
+    `rounding`: confidences that differ by no more than this share of themselves are the same.
+    """
     if repr(one) == repr(other):  # and not by ==: a NaN equals none
         return ""
     for name, here, there in zip(FIELDS, one, other, strict=False):
         if repr(here) == repr(there):
+            continue
+        if rounding and name == "confidence" and _close(here, there, rounding):
             continue
         if not isinstance(here, list) or not isinstance(there, list):
             return f"{name} is {here!r:.60}, and then {there!r:.60}"
@@ -147,4 +152,12 @@ def difference(one: list[Any], other: list[Any]) -> str:
             if repr(pair[0]) != repr(pair[1]):
                 return f"{name}[{place}] is {pair[0]!r}, and then {pair[1]!r}"
         return f"{name} has {len(here)} entries, and then {len(there)}"
+    if len(one) == len(other) == len(FIELDS):
+        return ""
     return f"it is {one!r:.60}, and then {other!r:.60}"
+
+
+def _close(one: object, other: object, rounding: float) -> bool:
+    if not isinstance(one, list) or not isinstance(other, list) or len(one) != len(other):
+        return False
+    return np.allclose(one, other, rtol=rounding, atol=0, equal_nan=True)

@@ -1,8 +1,8 @@
 """Invented traffic for a predictor: what an engine might tell it and ask of it, from a seed.
 
-Decides the order and the shape of calls: decode layer by layer with page hints and without, restores
-that a chain hint announces, requests that end and requests that never say so, empty batches.
-Refuses to know any predictor.
+Decides the order and the shape of calls: decode layer by layer, with page hints and without;
+restores that a chain hint announces; requests that end and requests that never say so; empty
+batches. Refuses to know any predictor.
 """
 
 from __future__ import annotations
@@ -68,9 +68,7 @@ class Step:
         return self.hook
 
 
-def traffic(
-    geometry: Geometry, *, seed: int, turns: int, request_turns: int = 4
-) -> Iterator[Step]:
+def traffic(geometry: Geometry, *, seed: int, turns: int, request_turns: int = 4) -> Iterator[Step]:
     """`turns` passes over the layers by a few requests at a time, and what comes between them.
 
     Every `request_turns` passes a new request comes. Arrays are new with each step. The same

@@ -17,6 +17,7 @@ import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from types import FrameType
 from typing import Any
 
@@ -107,21 +108,24 @@ def _imports(frame: FrameType) -> bool:
 
 # --- memory ---
 
-MEMORY_ROUNDS = 3
+_FRAMES = 4
 LONGER = 4
-"""So many times the traffic, for one that has grown in each round: a table may take long to fill."""
-SLACK_BYTES = 8192
-PAGE_ALLOWANCE_BYTES = 64
-"""What a round may add for each page and slot, in which small tables are still being filled."""
+"""So many times the traffic, for what has grown at first: a table may take long to fill."""
+SLACK_BYTES = 512
+PAGE_ALLOWANCE_BYTES = 8
+"""What a round may add for each page and slot."""
 
 
 def memory_growth(
-    geometry: Geometry, slots: int, go_on: Callable[[], None]
+    geometry: Geometry, slots: int, own: str | None, go_on: Callable[[], None]
 ) -> tuple[list[int], str] | None:
-    """Bytes taken after each round of `go_on`, and where, if they grow without end; else None."""
+    """Bytes taken after each round of `go_on`, and what takes them, if they grow without end.
+
+    `own` is the file in which to say the place.
+    """
     began = not tracemalloc.is_tracing()
     if began:
-        tracemalloc.start()
+        tracemalloc.start(_FRAMES)
     try:
         allowed = SLACK_BYTES + PAGE_ALLOWANCE_BYTES * (geometry.pages + slots)
         go_on()  # things that are taken once, caches of the interpreter among them
@@ -130,9 +134,9 @@ def memory_growth(
             return None
         before = tracemalloc.take_snapshot()
         taken = _taken(go_on, LONGER)
-        if not _grows(taken, allowed):
+        if not _grows(taken, allowed * LONGER):
             return None
-        return taken, _where(before)
+        return taken, _where(before, own)
     finally:
         if began:
             tracemalloc.stop()
@@ -140,7 +144,7 @@ def memory_growth(
 
 def _taken(go_on: Callable[[], None], times: int) -> list[int]:
     taken = [_bytes_now()]
-    for _ in range(MEMORY_ROUNDS - 1):
+    for _ in range(2):
         for _ in range(times):
             go_on()
         taken.append(_bytes_now())
@@ -153,13 +157,16 @@ def _bytes_now() -> int:
 
 
 def _grows(taken: list[int], allowed: int) -> bool:
-    return all(later - earlier > allowed for earlier, later in zip(taken, taken[1:], strict=False))
+    return all(later - earlier > allowed for earlier, later in pairwise(taken))
 
 
-def _where(before: tracemalloc.Snapshot) -> str:
-    """The line that took most of what was taken since."""
-    most = tracemalloc.take_snapshot().compare_to(before, "lineno")[0]
-    frame = most.traceback[0]
-    if frame.filename.endswith("testing_traffic.py"):
+def _where(before: tracemalloc.Snapshot, own: str | None) -> str:
+    """What took most of what was taken since."""
+    most = tracemalloc.take_snapshot().compare_to(before, "traceback")[0]
+    latest_first = list(reversed(most.traceback))
+    for frame in latest_first:
+        if frame.filename == own:
+            return f"taken in {own}, line {frame.lineno}"
+    if any(frame.filename.endswith("testing_traffic.py") for frame in latest_first):
         return "arrays that it was told of"
-    return f"what {frame.filename}, line {frame.lineno} makes"
+    return f"taken in {latest_first[0].filename}, line {latest_first[0].lineno}"

@@ -47,7 +47,8 @@ class PredictorReport:
         costs = ", ".join(f"{hook} {taken:.0f} us" for hook, taken in self.call_us.items())
         if costs:
             lines.append(f"a call takes (median, over {SPACES[-1]}): {costs}")
-        count = f"{len(self.findings)} faults" if self.findings else "nothing is wrong"
+        found = len(self.findings)
+        count = f"{found} fault{'s' if found > 1 else ''}" if found else "nothing is wrong"
         lines.append(f"{self.predictor}: {count}, in {self.calls} calls")
         return "\n".join(lines)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import random
 import re
-import time
 from collections import deque
 from collections.abc import Sequence
 from itertools import count
@@ -233,11 +232,6 @@ class Dated(Right):
         self.at = datetime.datetime.now()
 
 
-class Sleepy(Right):
-    def on_page_hint(self, hint: PageHint) -> None:
-        time.sleep(0)
-
-
 class Reading(Right):
     def on_chain_hint(self, hint: ChainHint) -> None:
         with open(__file__) as file:
@@ -294,7 +288,6 @@ class Hasty(Right):
             rf"on_access: it reads a clock or waits: time.monotonic .{__file__}, line",
         ),
         (Dated, "clock", "on_feedback: it reads a clock or waits: datetime.now .*use the times"),
-        (Sleepy, "clock", "on_page_hint: it reads a clock or waits: time.sleep"),
         (Reading, "files", rf"on_chain_hint: it opens a file: open .{__file__}, line \d+.; read"),
         (Gambling, "random", "on_page_hint: it uses chance: the generator of the module random"),
         (NumpyGambling, "random", "on_page_hint: it uses chance: numpy's global generator .*seed"),

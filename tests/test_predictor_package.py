@@ -76,7 +76,7 @@ def test_the_command_tells_what_is_wrong_and_ends_with_1(
     done = run_here(capsys, "predictor", "check", path)
     assert done.code == 1
     assert "predict: pages holds float64, such as 0.0: make it int64" in done.out
-    assert done.out.splitlines()[-1].startswith("mine: 1 faults, in ")
+    assert done.out.splitlines()[-1].startswith("mine: 1 fault, in ")
     done = run_here(capsys, "predictor", "check", path, "--quick", "--json")
     assert done.code == 1
     told = json.loads(done.out)

@@ -38,6 +38,7 @@ from prefetchd.lab.trace_command import trace_app
 from prefetchd.lab.trace_format import TraceError
 from prefetchd.layout import LayoutError
 from prefetchd.layout_command import show_layout
+from prefetchd.predictor_command import predictor_app
 from prefetchd.registry import PLUGIN_PREFIX, RegistryError
 from prefetchd.store import StoreError
 from prefetchd.store_command import store_app
@@ -54,6 +55,7 @@ app.add_typer(simulate_app, name="simulate")
 app.add_typer(bench_app, name="bench")
 app.add_typer(store_app, name="store")
 app.add_typer(trace_app, name="trace")
+app.add_typer(predictor_app, name="predictor")
 app.command("layout")(show_layout)
 
 _USAGE = 2  # click's own code, for what it cannot parse

@@ -6,10 +6,12 @@ starts no reads; the core does.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from prefetchd.guarded import Guarded
-from prefetchd.model import NO_IDS, DoneHint, Hint, Ids, PageHint, every
+from prefetchd.model import NO_IDS, DoneHint, Geometry, Hint, Ids, Mask, PageHint, every
 from prefetchd.observer import Observer
 from prefetchd.planner import NO_PLAN, Plan, Planner
 from prefetchd.predictor import Guess, in_range
@@ -67,11 +69,11 @@ class Foresight:
     def hinted(self, hint: Hint, now_ns: int) -> None:
         """Pass a hint on; ids that no page has are the engine's fault, and dropped."""
         self._stands = False
+        hint = _real(hint, self._staging.eviction.geometry)
         if isinstance(hint, PageHint):
             self._hinted_ns = now_ns
             # One that never guesses has no use for the time that learning later would save.
             self._hint_driven = _HINT_DRIVEN_DEMANDS if self._predictor.guesses else 0
-            hint = _real(hint, len(self._staging.slot_of))
         elif isinstance(hint, DoneHint):
             # Its last demands came before its end, or they would look like a new request's.
             while self._observer.show_next(at_once=True):
@@ -149,8 +151,18 @@ class Foresight:
         return plan
 
 
-def _real(hint: PageHint, pages: int) -> PageHint:
-    if len(hint.pages) == 0 or hint.pages.view(np.uint64).max() < pages:
-        return hint
-    real = (hint.pages >= 0) & (hint.pages < pages)
-    return PageHint(hint.pages[real], hint.scores[real])
+def _real(hint: Hint, geometry: Geometry) -> Hint:
+    if isinstance(hint, PageHint):
+        if (real := _below(hint.pages, geometry.pages)) is None:
+            return hint
+        return PageHint(hint.pages[real], hint.scores[real])
+    real = _below(hint.blocks, geometry.blocks)
+    return hint if real is None else replace(hint, blocks=hint.blocks[real])
+
+
+def _below(ids: Ids, end: int) -> Mask | None:
+    """Which ids there are; None: all, as nearly always."""
+    if len(ids) == 0 or ids.view(np.uint64).max() < end:  # a negative id is a huge one, seen so
+        return None
+    real: Mask = (ids >= 0) & (ids < end)
+    return real

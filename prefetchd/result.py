@@ -19,9 +19,9 @@ import numpy as np
 Schema = Literal["prefetchd.replay.decode/1", "prefetchd.simulate.decode/1"]
 SCHEMA: Schema = "prefetchd.replay.decode/1"
 
-Kind = Literal["MEASURED", "EMULATED", "SIMULATED", "RAM", "CACHED"]
+Kind = Literal["MEASURED", "EMULATED", "SIMULATED", "RAM", "CACHED", "UNREAD"]
 """What stood behind the reads: a drive, a model of one in real time, a model of one under a virtual
-clock, memory, or a cache in front of a drive."""
+clock, memory, a cache in front of a drive, or nothing since nothing was read."""
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,7 +5,7 @@ Decides names, defaults and checks of options; runs nothing.
 
 from __future__ import annotations
 
-import os
+from functools import partial
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Annotated
@@ -14,7 +14,8 @@ import typer
 from rich.console import Console
 
 from prefetchd import metrics
-from prefetchd.bench.report import check_report, write_report
+from prefetchd.bench.output import Outputs
+from prefetchd.bench.report import write_report
 from prefetchd.bench.runs import CONTROLS, ReplayError, checked_slots, staging_slots
 from prefetchd.bench.tables import print_replay
 from prefetchd.lab.attention import AttentionTrace, read_attention
@@ -104,29 +105,11 @@ def names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
-def check_outputs(json: Path | None, report: Path | None) -> None:
-    """Now, and not after minutes of replay. Raises ReplayError, ReportError."""
-    if report is not None:
-        check_report(report)
-    if json is None or str(json) == "-":
-        return
-    if json.is_dir() or not os.access(json if json.exists() else json.parent, os.W_OK):
-        raise ReplayError(f"the result cannot be written to {json}; name another file with --json")
-
-
-def show(result: metrics.Result, json: Path | None, report: Path | None, console: Console) -> None:
+def show(outputs: Outputs, console: Console, result: metrics.Result) -> None:
     """The table, or JSON, on stdout; files as asked, which `console` is told of."""
-    if json is not None and str(json) == "-":
-        typer.echo(metrics.encode(result).decode())
-    else:
-        print_replay(result)
-    if json is not None and str(json) != "-":
-        json.write_bytes(metrics.encode(result))
-        _name(console, "result", json)
-    if report is not None:
-        write_report(result, report)
-        _name(console, "report", report)
-
-
-def _name(console: Console, what: str, path: Path) -> None:
-    console.print(f"{what}: {path.absolute()}", soft_wrap=True, markup=False, highlight=False)
+    outputs.show(
+        console,
+        encoded=metrics.encode(result),
+        table=partial(print_replay, result),
+        report=partial(write_report, result),
+    )

@@ -19,12 +19,14 @@ KINDS = {
     "SIMULATED": "a modelled drive under a virtual clock: nothing was read and nothing timed",
     "RAM": "the store lies in memory (tmpfs): these are figures of the software, not of a drive",
     "CACHED": "bytes came from a cache as well as from the drive: faster than the drive alone",
+    "UNREAD": "no run read anything from the device: these figures say nothing about it",
 }
 SETTING = {
     "EMULATED": "On an emulated device, ",
     "SIMULATED": "Simulated, ",
     "RAM": "In RAM, not on a drive, ",
     "CACHED": "With a cache before the drive, ",
+    "UNREAD": "With nothing read from the device, ",
 }
 ROUND_RANGE_MAX = 0.2  # of the median; the rule of steady state in storage benchmarks
 

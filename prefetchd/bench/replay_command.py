@@ -1,42 +1,28 @@
-"""`prefetchd replay ...`: options, progress and output of replays."""
+"""`prefetchd replay decode`: its options and what is read before it runs."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-import psutil
+import msgspec
 import typer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-)
 
 from prefetchd import metrics, registry
 from prefetchd.bench import decode_options as options
+from prefetchd.bench.emulation import Emulation
+from prefetchd.bench.output import Outputs, check_memory, progress_bars, temporary_folder
 from prefetchd.bench.replay import (
     ReplayError,
     ReplaySettings,
-    Report,
     prepare_store,
     replay_decode,
 )
 from prefetchd.bench.restore_command import restore
-from prefetchd.hostinfo import medium_of
+from prefetchd.drive_profile import DEFAULT, load_profile
 from prefetchd.lab.workload import Workload
-
-_DRAW_S = 0.5
 
 replay_app = typer.Typer(help="Replay recorded traffic against a real store, in real time.")
 
@@ -52,6 +38,9 @@ def decode(
         typer.Option(help="Folder of the store, made if missing; default: a temporary one."),
     ] = None,
     device: Annotated[str, typer.Option(help="Storage device.")] = "uring",
+    device_profile: Annotated[
+        str | None, typer.Option(help="With --device emulated: drive profile, name or file.")
+    ] = None,
     gpu: Annotated[str, typer.Option(help="GPU device: host or cuda.")] = "host",
     page_bytes: options.PageBytes = "64KiB",
     staging: Annotated[str, typer.Option(help="Share of all pages (25%), or bytes.")] = "25%",
@@ -78,8 +67,10 @@ def decode(
     report: options.Html = None,
 ) -> None:
     """Decode a recorded run with its KV cache on NVMe; say how close to all-in-DRAM it came."""
-    options.check_outputs(json, report)
-    if not registry.storage_device_class(device).on_files:
+    outputs = Outputs(json, report)
+    outputs.check()
+    emulation = _emulation(device, device_profile, seed)
+    if emulation is None and not registry.storage_device_class(device).on_files:
         raise ReplayError(f"device {device} keeps no store on a path; it is for tests")
     workload = options.recorded(
         trace, top_k=top_k, steps=steps, warmup=warmup, requests=requests, shared=shared
@@ -95,7 +86,7 @@ def decode(
         predictors=tuple(predictor or ("auto",)),
         controls=options.names(controls),
         evict=evict,
-        device=device,
+        device=emulation or device,
         gpu=gpu,
         depth=depth,
         rounds=rounds,
@@ -107,82 +98,37 @@ def decode(
     _check_memory(workload, settings)
     with temporary_folder(store, console) as directory:
         result = _run(directory, workload, settings, console)
-    options.show(result, json, report, console)
+    if emulation is not None:
+        result = msgspec.structs.replace(result, notes=[*result.notes, *emulation.notes()])
+    options.show(outputs, console, result)
+
+
+def _emulation(device: str, profile: str | None, seed: int) -> Emulation | None:
+    """What stands for the profile, over io_uring. Raises ReplayError, ProfileError."""
+    if device == "emulated":
+        return Emulation(load_profile(profile or DEFAULT), seed=seed)
+    if profile is not None:
+        raise ReplayError(f"device {device} has its own speed; use --device emulated")
+    return None
 
 
 def _check_memory(workload: Workload, settings: ReplaySettings) -> None:
-    """Raises ReplayError if staging would not fit into the memory that is free."""
     resident = "resident" in settings.controls
-    slots = workload.geometry.pages if resident else settings.staging_slots
-    need, free = slots * settings.page_bytes, psutil.virtual_memory().available
-    if need > 0.9 * free:
-        what = "the resident control holds all pages" if resident else "staging"
-        raise ReplayError(
-            f"{what}: {need / 2**30:.1f} GiB, but {free / 2**30:.1f} GiB of memory are free; "
-            "use --controls none,oracle, smaller pages or less staging"
-        )
-
-
-@contextmanager
-def temporary_folder(store: Path | None, console: Console) -> Iterator[Path]:
-    """The folder asked for, or a temporary one on a disk if there is one, removed afterwards."""
-    if store is not None:
-        yield store
-        return
-    parent = _disk_folder()
-    folder = Path(tempfile.mkdtemp(prefix="prefetchd-", dir=parent))
-    try:
-        words = f"store: {folder} (temporary; name one with --store)"
-        console.print(words, style="dim", soft_wrap=True, markup=False, highlight=False)
-        yield folder / "store"
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _disk_folder() -> str | None:
-    """The first usual folder for temporary files that is not kept in RAM."""
-    for name in (tempfile.gettempdir(), "/var/tmp", "."):
-        try:
-            fd = os.open(name, os.O_RDONLY)
-        except OSError:
-            continue
-        try:
-            if not medium_of(fd, name).is_ram:
-                return name
-        finally:
-            os.close(fd)
-    return None
+    check_memory(
+        (workload.geometry.pages if resident else settings.staging_slots) * settings.page_bytes,
+        "the resident control, which holds all pages," if resident else "staging",
+        "--controls none,oracle, smaller pages or less staging",
+    )
 
 
 def _run(
     directory: Path, workload: Workload, settings: ReplaySettings, console: Console
 ) -> metrics.Result:
-    columns = (TextColumn("{task.description:<28}"), BarColumn(), MofNCompleteColumn())
     runs = len(settings.controls) + len(settings.predictors)
-    # Drawn between steps and never from a thread of its own, which would take the interpreter's
-    # lock in the middle of a layer.
-    bars = (*columns, TimeElapsedColumn())
-    with Progress(*bars, console=console, transient=True, auto_refresh=False) as progress:
-        drawn_s = 0.0
-
-        def draw(task: TaskID, count: int) -> None:
-            nonlocal drawn_s
-            progress.advance(task, count)
-            if time.monotonic() - drawn_s > _DRAW_S:
-                progress.refresh()
-                drawn_s = time.monotonic()
-
-        writing = progress.add_task("writing the store", total=workload.geometry.blocks)
-        report = Report(
-            say=lambda words: progress.update(writing, description=words, refresh=True),
-            steps=lambda count: draw(writing, count),
-        )
-        prepare_store(directory, workload, settings, report)
-        progress.remove_task(writing)
-        total = settings.rounds * runs * workload.steps
-        task = progress.add_task("replaying", total=total)
-        report = Report(
-            say=lambda words: progress.update(task, description=words, refresh=True),
-            steps=lambda count: draw(task, count),
-        )
-        return replay_decode(directory, workload, settings, report)
+    with progress_bars(console) as bar:
+        writing = bar("writing the store", workload.geometry.blocks)
+        # Writing is not what is emulated.
+        free = settings if isinstance(settings.device, str) else replace(settings, device="uring")
+        prepare_store(directory, workload, free, writing)
+        replaying = bar("replaying", settings.rounds * runs * workload.steps)
+        return replay_decode(directory, workload, settings, replaying)

@@ -125,10 +125,10 @@ WORDS = (
     ("oracle", "Control: a predictor that knows the future, held back by the same bandwidth."),
     ("hints", "What the engine says one layer ahead about the pages that it will need."),
     (
-        "MEASURED, EMULATED, SIMULATED, RAM, CACHED",
+        "MEASURED, EMULATED, SIMULATED, RAM, CACHED, UNREAD",
         "A real device; a model of one; one under a virtual clock, where nothing is read or timed; "
         "a store in memory, which says nothing about a drive; a drive with a cache before it that "
-        "answered some reads.",
+        "answered some reads; a device that was never read.",
     ),
 )
 

@@ -7,11 +7,10 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from prefetchd import metrics
 from prefetchd.bench import decode_options as options
-from prefetchd.bench.runs import Report
+from prefetchd.bench.output import Outputs, progress_bars
 from prefetchd.drive_profile import DEFAULT, DriveProfile, load_profile
 from prefetchd.lab.dpu import NO_DPU, Dpu, read_dpu
 from prefetchd.lab.simulate_decode import SimulateSettings, simulate_decode
@@ -58,7 +57,8 @@ def decode(
     report: options.Html = None,
 ) -> None:
     """Decode a recorded run as `replay decode` does, on a drive that need not be there."""
-    options.check_outputs(json, report)
+    outputs = Outputs(json, report)
+    outputs.check()
     profile = load_profile(device_profile)
     processor = read_dpu(dpu) if dpu else NO_DPU
     workload = options.recorded(
@@ -81,26 +81,17 @@ def decode(
         dpu=processor,
     )
     console = Console(stderr=True)
-    options.show(_run(workload, settings, profile, console), json, report, console)
+    options.show(outputs, console, _run(workload, settings, profile, console))
 
 
 def _staging(dpu: Dpu) -> str:
     return str(dpu.staging_bytes) if dpu.staging_bytes else "25%"
 
 
-def progress_bar(console: Console) -> Progress:
-    columns = (TextColumn("{task.description:<28}"), BarColumn(), MofNCompleteColumn())
-    return Progress(*columns, TimeElapsedColumn(), console=console, transient=True)
-
-
 def _run(
     workload: Workload, settings: SimulateSettings, profile: DriveProfile, console: Console
 ) -> metrics.Result:
     runs = len(settings.controls) + len(settings.predictors)
-    with progress_bar(console) as progress:
-        task = progress.add_task("simulating", total=settings.rounds * runs * workload.steps)
-        report = Report(
-            say=lambda words: progress.update(task, description=words),
-            steps=lambda count: progress.advance(task, count),
-        )
-        return simulate_decode(workload, settings, profile, report)
+    with progress_bars(console) as bar:
+        simulating = bar("simulating", settings.rounds * runs * workload.steps)
+        return simulate_decode(workload, settings, profile, simulating)

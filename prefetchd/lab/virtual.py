@@ -40,6 +40,10 @@ _NEVER_NS = 1 << 62
 _WRITES = int(IoClass.WRITE_BACK)
 
 
+# When it ends, its number, slot, generation, whether it is read, and who is told of a write.
+_Flying = tuple[int, int, int, int, bool, Callable[[], None] | None]
+
+
 @dataclass(slots=True)
 class _Batch:
     """Operations of one command that wait for the drive to have room; `slots` None: of a write."""
@@ -98,7 +102,7 @@ class VirtualEngine:
         self._cores_free_ns = [0] * cores  # a heap
         self._look_ns = 0
         self._waiting: list[deque[_Batch]] = [deque() for _ in IoClass]
-        self._flying: list[tuple[int, int, int, int, Callable[[], None] | None]] = []
+        self._flying: list[_Flying] = []
         self._submitted = 0
 
     # --- what a caller does at the present time ---
@@ -187,6 +191,8 @@ class VirtualEngine:
 
     def _start(self) -> None:
         """Give the drive what waits, by class, as far as its depth allows."""
+        if not any(self._waiting):
+            return
         begun = False
         for queue in self._waiting:
             while queue and (room := self._depth_max - len(self._flying)) > 0:
@@ -206,43 +212,38 @@ class VirtualEngine:
             ends.tolist(), slots.tolist(), batch.generations.tolist(), strict=True
         ):
             self._submitted += 1
-            entry = (end_ns, self._submitted, slot, generation, batch.told)
+            entry = (end_ns, self._submitted, slot, generation, True, batch.told)
             heapq.heappush(self._flying, entry)
 
     def _complete(self) -> None:
         """Take note of all that ends at this time."""
-        slots, generations, written = [], [], []
+        slots, generations, read, written = [], [], [], []
         while self._flying and self._flying[0][0] <= self.now_ns:
-            _, _, slot, generation, told = heapq.heappop(self._flying)
+            _, _, slot, generation, is_read, told = heapq.heappop(self._flying)
             if told:
                 written.append(told)
             else:
                 slots.append(slot)
                 generations.append(generation)
+                read.append(is_read)
         self.depth.note(len(self._flying), self.now_ns)
         if slots:
-            good = np.ones(len(slots), np.bool_)
-            self.handle(Completed(np.array(slots), np.array(generations), good))
+            self.handle(Completed(np.array(slots), np.array(generations), np.array(read)))
         for told in written:
             told()
         self._start()
 
     def _cancel(self, command: Cancel) -> None:
         """What waits still ends unread, and is told at once; what the drive has ends in time."""
-        gone = []
         for queue in self._waiting[:_WRITES]:
             for batch in queue:
                 assert batch.slots is not None
                 cancelled = np.isin(batch.slots, command.slots)
-                for slot, generation in zip(
-                    batch.slots[cancelled].tolist(),
-                    batch.generations[cancelled].tolist(),
-                    strict=True,
-                ):
-                    gone.append((self.now_ns, slot, generation))
+                slots, generations = batch.slots[cancelled], batch.generations[cancelled]
+                for slot, generation in zip(slots.tolist(), generations.tolist(), strict=True):
+                    self._submitted += 1
+                    entry = (self.now_ns, self._submitted, slot, generation, False, None)
+                    heapq.heappush(self._flying, entry)
                 batch.slots = batch.slots[~cancelled]
                 batch.lengths = batch.lengths[~cancelled]
                 batch.generations = batch.generations[~cancelled]
-        for at_ns, slot, generation in gone:
-            self._submitted += 1
-            heapq.heappush(self._flying, (at_ns, self._submitted, slot, generation, None))

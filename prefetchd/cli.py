@@ -14,7 +14,6 @@ import logging
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Sequence
 
 import msgspec
@@ -31,7 +30,10 @@ from prefetchd.bench.ring import BenchError
 from prefetchd.device import DeviceError
 from prefetchd.engine import EngineError
 from prefetchd.gpu import GpuError
+from prefetchd.guarded import PredictorError
 from prefetchd.hostinfo import errno_name
+from prefetchd.lab.score_command import score_command
+from prefetchd.lab.score_workers import WorkersError
 from prefetchd.lab.simulate_command import simulate_app
 from prefetchd.lab.simulate_restore_command import restore as simulate_restore
 from prefetchd.lab.trace_command import trace_app
@@ -39,7 +41,7 @@ from prefetchd.lab.trace_format import TraceError
 from prefetchd.layout import LayoutError
 from prefetchd.layout_command import show_layout
 from prefetchd.predictor_command import predictor_app
-from prefetchd.registry import PLUGIN_PREFIX, RegistryError
+from prefetchd.registry import RegistryError, plugin_fault
 from prefetchd.store import StoreError
 from prefetchd.store_command import store_app
 
@@ -52,6 +54,7 @@ app = typer.Typer(
 app.add_typer(replay_app, name="replay")
 simulate_app.command("restore")(simulate_restore)
 app.add_typer(simulate_app, name="simulate")
+app.command("score")(score_command)
 app.add_typer(bench_app, name="bench")
 app.add_typer(store_app, name="store")
 app.add_typer(trace_app, name="trace")
@@ -59,8 +62,16 @@ app.add_typer(predictor_app, name="predictor")
 app.command("layout")(show_layout)
 
 _USAGE = 2  # click's own code, for what it cannot parse
-_BAD_INPUT = (ReplayError, TraceError, LayoutError, RegistryError, ReportError, ValueError)
-_CANNOT = (StoreError, DeviceError, GpuError, EngineError, BenchError)
+_BAD_INPUT = (
+    ReplayError,
+    TraceError,
+    LayoutError,
+    RegistryError,
+    PredictorError,
+    ReportError,
+    ValueError,
+)
+_CANNOT = (StoreError, DeviceError, GpuError, EngineError, BenchError, WorkersError)
 
 
 @app.callback(invoke_without_command=True)
@@ -78,16 +89,6 @@ def _options(
 
 def _complain(words: object) -> None:
     Console(stderr=True, soft_wrap=True, highlight=False).print("error:", str(words), markup=False)
-
-
-def _plugin_fault(error: BaseException) -> str | None:
-    """If the error arose in a file that was named on the command line: which, where and what."""
-    cause = error.__cause__ if isinstance(error, EngineError) and error.__cause__ else error
-    for frame, line in reversed(list(traceback.walk_tb(cause.__traceback__))):
-        if str(frame.f_globals.get("__name__", "")).startswith(PLUGIN_PREFIX):
-            place = f"{frame.f_code.co_filename}, line {line}"
-            return f"{place}, in {frame.f_code.co_name}: {type(cause).__name__}: {cause}"
-    return None
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -136,7 +137,8 @@ def _judged(error: Exception) -> tuple[int | None, object]:
     """The exit code, or None for what nobody foresaw, and what to say."""
     if isinstance(error, WrongBytes):
         return 4, error
-    if fault := _plugin_fault(error):
+    cause = error.__cause__ if isinstance(error, EngineError) and error.__cause__ else error
+    if fault := plugin_fault(cause):
         return 2, fault
     if isinstance(error, _CANNOT):
         return 3, error

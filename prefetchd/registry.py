@@ -87,6 +87,15 @@ def _find(kind: Kind, name: str, base: type[_Plugin]) -> type[_Plugin]:
     raise RegistryError(_unknown(kind, name))
 
 
+def plugin_fault(error: BaseException) -> str | None:
+    """If the error arose in a file that was named by its path: which, where and what."""
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        if str(frame.f_globals.get("__name__", "")).startswith(PLUGIN_PREFIX):
+            place = f"{frame.f_code.co_filename}, line {line}"
+            return f"{place}, in {frame.f_code.co_name}: {type(error).__name__}: {error}"
+    return None
+
+
 # --- where things are ---
 
 

@@ -34,22 +34,26 @@ NewBar = Callable[[str, int], Report]
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """Where a result goes besides the screen; `-` as `json`: to stdout, and nothing else there."""
+    """Where a result goes besides the screen; `-` as `json` or `csv`: to stdout, and nothing else
+    there."""
 
     json: Path | None = None
     report: Path | None = None
+    csv: Path | None = None
 
     def check(self) -> None:
         """Now, and not after minutes of work. Raises ReplayError, ReportError."""
         if self.report is not None:
             check_report(self.report)
-        json = self.json
-        if json is None or str(json) == "-":
-            return
-        if json.is_dir() or not os.access(json if json.exists() else json.parent, os.W_OK):
-            raise ReplayError(
-                f"the result cannot be written to {json}; name another file with --json"
-            )
+        if _is_stdout(self.json) and _is_stdout(self.csv):
+            raise ReplayError("--json - and --csv - cannot both have stdout; name a file for one")
+        for option, path in (("--json", self.json), ("--csv", self.csv)):
+            if path is None or _is_stdout(path):
+                continue
+            if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+                raise ReplayError(
+                    f"the result cannot be written to {path}; name another file with {option}"
+                )
 
     def show(
         self,
@@ -58,18 +62,27 @@ class Outputs:
         encoded: bytes,
         table: Callable[[], None],
         report: Callable[[Path], object] | None = None,
+        csv: str = "",
     ) -> None:
-        """Print JSON or the table, write what was asked for and name it on `console` (stderr)."""
-        if self.json is not None and str(self.json) == "-":
+        """Print JSON, CSV or the table, write what was asked for and name it on `console`
+        (stderr)."""
+        if _is_stdout(self.json):
             typer.echo(encoded.decode())
+        elif _is_stdout(self.csv):
+            typer.echo(csv, nl=False)
         else:
             table()
-        if self.json is not None and str(self.json) != "-":
-            self.json.write_bytes(encoded)
-            _name(console, "result", self.json)
+        for path, text in ((self.json, encoded), (self.csv, csv.encode())):
+            if path is not None and not _is_stdout(path):
+                path.write_bytes(text)
+                _name(console, "result", path)
         if self.report is not None and report is not None:
             report(self.report)
             _name(console, "report", self.report)
+
+
+def _is_stdout(path: Path | None) -> bool:
+    return str(path) == "-"
 
 
 def _name(console: Console, what: str, path: Path) -> None:

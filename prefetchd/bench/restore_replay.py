@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefetchd import metrics, registry, store_making
-from prefetchd.assembly import Options
+from prefetchd.assembly import Options, PredictorFactory
 from prefetchd.bench.content import block_names
 from prefetchd.bench.emulation import Emulation, limit_profile
 from prefetchd.bench.replay import ReplayError, Report
@@ -46,7 +46,7 @@ class Plan:
 
     name: str
     control: bool
-    predictor: str
+    predictor: str | PredictorFactory
     lead_ms: float
     staging_blocks: int
 

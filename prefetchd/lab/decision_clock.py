@@ -1,6 +1,7 @@
 """How long a core takes to decide, on this machine. The one thing in the lab that reads a clock.
 
-Decides what counts: hints and idle turns, that is guessing, planning and learning. Changes nothing.
+Decides what counts: processor time of hints and idle turns, that is of guessing, planning and
+learning, so that other work on the machine does not. Changes nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class DecisionClock:
             self.pages += len(event.pages)
         if not isinstance(event, Hinted | Idle):
             return self._handle(event, now_ns)
-        begun_ns = time.perf_counter_ns()
+        begun_ns = time.thread_time_ns()
         commands = self._handle(event, now_ns)
-        self.spent_ns += time.perf_counter_ns() - begun_ns
+        self.spent_ns += time.thread_time_ns() - begun_ns
         return commands

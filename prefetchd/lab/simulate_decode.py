@@ -71,10 +71,10 @@ def simulate_decode(
         )
     return metrics.Result(
         schema=SCHEMA,
-        device=_described(profile, settings.dpu),
+        device=described(profile, settings.dpu),
         settings=told_settings(workload, settings, _more(settings.dpu)),
         runs=metrics.relate(runs),
-        bounds=_bounds(workload, settings),
+        bounds=bounds(workload, settings),
     )
 
 
@@ -110,7 +110,7 @@ def run_plan(
     return follow(stage, workload, pace, report.steps if report else None)
 
 
-def _described(profile: DriveProfile, dpu: Dpu) -> metrics.Device:
+def described(profile: DriveProfile, dpu: Dpu) -> metrics.Device:
     link = f"at {dpu.link_gb_s:g} GB/s" if dpu.link_gb_s else "in no time"
     reads = f"reads {profile.read_us:g} us alone, {profile.read_gb_s:.3g} GB/s at depth"
     return metrics.Device(
@@ -131,7 +131,8 @@ def _more(dpu: Dpu) -> dict[str, str | int | float | bool]:
     }
 
 
-def _bounds(workload: Workload, settings: SimulateSettings) -> list[metrics.Bound]:
+def bounds(workload: Workload, settings: SimulateSettings) -> list[metrics.Bound]:
+    """What nothing can beat, as far as it can be computed."""
     demands = workload.future()
     first = settings.warmup_steps * workload.geometry.layers
     needed = sum(len(demand) for demand in demands[first:])

@@ -31,7 +31,7 @@ from prefetchd.lab.belady import belady_misses
 from prefetchd.lab.dpu import NO_DPU, Dpu
 from prefetchd.lab.requests import Requests
 from prefetchd.lab.restore_run import TIMEOUT_NS, SimulatedRestore
-from prefetchd.lab.virtual import VirtualEngine
+from prefetchd.lab.virtual import Record, VirtualEngine
 from prefetchd.model import Geometry, Mask, Verdict
 
 _LIMITS = CoreLimits(read_timeout_ns=TIMEOUT_NS)
@@ -84,13 +84,12 @@ def simulate_restore(
                 page_bytes=settings.block_bytes,
             )
         )
-    bounds = [bound for bound in (_belady(requests, settings.staging_blocks),) if bound]
     return RestoreResult(
         schema=SIMULATED,
-        device=_described(drive, settings, dpu),
+        device=described(drive, settings.limit_blocks_s, dpu),
         settings=msgspec.structs.replace(settings, more=_more(dpu)),
         runs=runs,
-        bounds=bounds,
+        bounds=bounds(requests, settings),
     )
 
 
@@ -113,8 +112,10 @@ def run_plan(
     drive: DriveModel,
     dpu: Dpu = NO_DPU,
     progress: Callable[[int], None] = lambda count: None,
+    seen: Callable[[Core], Record | None] = lambda core: None,
 ) -> RestoreLog:
-    """One run on a drive that has done nothing yet."""
+    """One run on a drive that has done nothing yet. `seen` is shown the core before it begins, and
+    returns who is to see events and commands, if anybody."""
     geometry = Geometry(1, requests.distinct)
     visible: Mask = np.zeros(requests.distinct, np.bool_)
     limits = _LIMITS
@@ -137,6 +138,7 @@ def run_plan(
         depth=settings.depth,
         dpu=dpu,
         progress=progress,
+        record=seen(core),
     )
     log = run.run()
     log.after = _counted(core, run.engine)
@@ -161,9 +163,9 @@ def _counted(core: Core, engine: VirtualEngine) -> Counted:
     )
 
 
-def _described(drive: DriveProfile, settings: RestoreSettings, dpu: Dpu) -> metrics.Device:
+def described(drive: DriveProfile, limit_blocks_s: float, dpu: Dpu) -> metrics.Device:
     reads = f"reads {drive.read_us:g} us alone, {drive.read_gb_s:.3g} GB/s at depth"
-    if settings.limit_blocks_s:
+    if limit_blocks_s:
         reads = "reads one after another, writes in no time"
     link = f"at {dpu.link_gb_s:g} GB/s" if dpu.link_gb_s else "in no time"
     return metrics.Device(
@@ -182,6 +184,12 @@ def _more(dpu: Dpu) -> dict[str, str | int | float | bool]:
         "cores": dpu.cores,
         "link_gb_s": dpu.link_gb_s,
     }
+
+
+def bounds(requests: Requests, settings: RestoreSettings) -> list[metrics.Bound]:
+    """What nothing can beat, as far as it can be computed."""
+    belady = _belady(requests, settings.staging_blocks)
+    return [belady] if belady else []
 
 
 def _belady(requests: Requests, slots: int) -> metrics.Bound | None:

@@ -15,7 +15,6 @@ from prefetchd.model import (
     Event,
     Geometry,
     Ids,
-    IoClass,
     Outcome,
     Read,
     Ready,
@@ -41,7 +40,7 @@ class Watch:
         elif isinstance(event, Completed):
             self._arrived_ns[self._page_of[event.slots]] = now_ns
         for command in commands:
-            if isinstance(command, Read) and command.io_class == IoClass.PREFETCH:
+            if isinstance(command, Read):  # whatever it is for: its slot is no other page's now
                 self._page_of[command.slots] = command.pages
             elif isinstance(command, Ready):
                 self._answered(command)

@@ -1,0 +1,55 @@
+"""The control of a restore that knows the trace: which block is due when, of all requests to come.
+
+Decides only how far ahead it looks. It takes what the trace says for the time of each need, that is
+without the waits that there will be; so a request that waited is told of too early, never too late.
+Its guesses pass through the same planner, staging and drive as everybody's: it is a ceiling, not
+magic.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prefetchd.lab.requests import Requests
+from prefetchd.model import Geometry, Ids
+from prefetchd.predictor import Guess, Predictor
+
+
+class DueOracle(Predictor):
+    """Guesses the blocks that are due next, `pages[i]` at `due_ns[i]` (rising).
+
+    It names at most half of the staging, since fetching more would push out what is needed sooner.
+    """
+
+    name = "oracle"
+
+    def __init__(
+        self, geometry: Geometry, slots: int, *, pages: Ids, due_ns: NDArray[np.int64]
+    ) -> None:
+        super().__init__(geometry, slots)
+        self._pages = pages
+        self._due_ns = due_ns
+        self._most = max(1, slots // 2)
+
+    def predict(self, now_ns: int, limit: int) -> Guess:
+        start = int(np.searchsorted(self._due_ns, now_ns))
+        ahead = self._pages[start : start + 2 * self._most]
+        _, first = np.unique(ahead, return_index=True)
+        first.sort()
+        pages: Ids = ahead[first][: min(limit, self._most)]
+        return Guess(pages, np.ones(len(pages), np.float32), keep=pages, restores=True)
+
+
+def due(requests: Requests, lead_ns: int, block_ns: int) -> tuple[Ids, NDArray[np.int64]]:
+    """Every block that a request restores, and when it is due, by that time.
+
+    A run begins with the first announcement, `lead_ns` before the trace's first arrival.
+    """
+    counts = requests.reusable()
+    starts = requests.starts[:-1]
+    within = np.arange(int(counts.sum())) - (np.cumsum(counts) - counts).repeat(counts)
+    pages = requests.blocks[starts.repeat(counts) + within]
+    due_ns = (requests.arrival_ns + lead_ns).repeat(counts) + within * block_ns
+    order = np.argsort(due_ns, kind="stable")
+    return pages[order], due_ns[order]

@@ -18,7 +18,7 @@ from prefetchd.lab.attention import read_attention
 from prefetchd.lab.request_csv import CsvSettings
 from prefetchd.lab.requests import Requests, read_requests
 from prefetchd.lab.sources import trace_source
-from prefetchd.lab.spool import Row, runs_of
+from prefetchd.lab.spool import chains, runs_of
 from prefetchd.lab.trace_format import TraceError, TraceHeader, TraceWriter, open_trace
 from prefetchd.lab.trace_schema import Columns
 from tests.replays import trace_columns, write_trace
@@ -113,8 +113,11 @@ def test_sessions_keep_sub_agents_think_times_and_stop_reasons(tmp_path: Path) -
 
 @given(blocks=st.lists(st.integers(0, 40), max_size=30))
 def test_a_chain_is_its_runs_each_block_once(blocks: list[int]) -> None:
-    row = Row(0, runs_of(np.array(blocks, np.int64)), 0)
-    assert row.blocks().tolist() == list(dict.fromkeys(blocks))
+    mine = runs_of(np.array(blocks, np.int64))
+    once = list(dict.fromkeys(blocks))
+    sizes, found = chains([mine, runs_of(np.arange(3)), mine])
+    assert sizes.tolist() == [len(once), 3, len(once)]
+    assert found.tolist() == [*once, 0, 1, 2, *once]
 
 
 def test_lengths_alone_become_requests_without_reuse_and_only_if_asked(tmp_path: Path) -> None:

@@ -174,6 +174,7 @@ def test_objects_are_runs_of_blocks_and_keep_them_as_they_grow(tmp_path: Path) -
         (OBJECTS + "1,Trim,1,Tier-0,k,Decode\n", "line 8 .*'Trim' is neither Read nor Write"),
         (OBJECTS + "inf,Read,1,Tier-0,k,Decode\n", "line 8 cannot be used"),
         (OBJECTS + "1,Read,1e300,Tier-0,k,Decode\n", "an object of"),
+        ('{"block_size": 64, "requests": []}\n{"requests": [], "block_size": 16}', "blocks of 16"),
         ("Timestamp,Operation\n", "are not those of MLPerf"),
         ('{"requests": [{"t": 0, "type": "n", "hash_runs": [[0, 99999999]]}]}', "claim 99999999"),
     ],
@@ -225,6 +226,9 @@ def test_more_blocks_than_a_recording_can_number_fit_into_our_own_format(tmp_pat
 
 def test_requests_out_of_order_are_put_in_order(tmp_path: Path) -> None:
     path = write(tmp_path / "t.jsonl", [chat(5, [1]), chat(0, [2]), chat(9, [3]), chat(7, [4])])
+    nothing_told = {**chat(3, [5]), "input_length": None}
+    bare = write(tmp_path / "bare.jsonl", [nothing_told])
+    assert read(bare)[1]["input_tokens"].tolist() == [-1]
     assert read(path)[1]["blocks"].tolist() == [2, 1, 4, 3]
 
 

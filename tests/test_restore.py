@@ -114,7 +114,7 @@ def test_a_missing_trace_and_a_decode_trace_are_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     missing = tmp_path / "none.jsonl"
-    run_here(capsys, *words(missing, tmp_path / "s")).failed(2, "none.jsonl", "No such file")
+    run_here(capsys, *words(missing, tmp_path / "s")).failed(2, "none.jsonl", "there is no trace")
     recorded = write_trace(tmp_path / "decode.npz")
     run_here(capsys, *words(recorded, tmp_path / "s")).failed(2, "replay decode")
 

@@ -30,7 +30,7 @@ from prefetchd.device import DeviceError
 from prefetchd.engine import EngineError
 from prefetchd.gpu import GpuError
 from prefetchd.hostinfo import errno_name
-from prefetchd.lab.attention import TraceError
+from prefetchd.lab.trace_format import TraceError
 from prefetchd.layout import LayoutError
 from prefetchd.layout_command import show_layout
 from prefetchd.registry import PLUGIN_PREFIX, RegistryError

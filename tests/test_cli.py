@@ -12,7 +12,7 @@ from prefetchd import __version__, cli
 from prefetchd.bench.decode import WrongBytes
 from prefetchd.engine import EngineError
 from prefetchd.gpu import GpuError
-from prefetchd.lab.attention import TraceError
+from prefetchd.lab.trace_format import TraceError
 from prefetchd.store import StoreError
 from tests.replays import replay_words, run_child, run_here, write_trace
 

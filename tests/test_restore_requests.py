@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prefetchd.lab.attention import TraceError
-from prefetchd.lab.requests import SESSION_GAP_NS, read_requests, spread_bursts
+from prefetchd.lab.request_lines import SESSION_GAP_NS
+from prefetchd.lab.requests import read_requests
+from prefetchd.lab.spool import spread_bursts
+from prefetchd.lab.trace_format import TraceError
 
 
 def write(path: Path, lines: list[Any]) -> Path:

@@ -56,7 +56,7 @@ replay_app.command("restore")(restore)
 def decode(
     trace: Annotated[
         Path | None,
-        typer.Argument(help="Recorded decode attention (.npz); default: the embedded one."),
+        typer.Argument(help="A decode trace (.npz); default: the embedded one."),
     ] = None,
     store: Annotated[
         Path | None,

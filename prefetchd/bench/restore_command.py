@@ -21,7 +21,6 @@ from prefetchd.bench.restore_replay import CONTROLS, Plan, plans, replay_restore
 from prefetchd.bench.restore_report import write_restore_report
 from prefetchd.bench.restore_result import RestoreResult, RestoreSettings, encode
 from prefetchd.bench.restore_tables import print_restore
-from prefetchd.lab.attention import TraceError
 from prefetchd.lab.requests import Requests, read_requests
 from prefetchd.units import parse_bytes
 
@@ -36,7 +35,7 @@ Folder = Callable[[Path | None, Console], AbstractContextManager[Path]]
 def restore(
     trace: Annotated[
         Path | None,
-        typer.Argument(help="Requests (.jsonl, .jsonl.gz); default: the embedded ones."),
+        typer.Argument(help="A restore trace, or requests (.jsonl); default: the embedded ones."),
     ] = None,
     store: Annotated[
         Path | None,
@@ -163,11 +162,6 @@ def _read(trace: Path | None, limit: int | None) -> Requests:
     if trace is None:
         with as_file(files("prefetchd.data") / EMBEDDED_REQUESTS) as path:
             return read_requests(path, limit)
-    if trace.suffix == ".npz":
-        raise TraceError(
-            f"trace {trace} is recorded attention, for `prefetchd replay decode`; a restore needs "
-            "requests, one a line (.jsonl or .jsonl.gz)"
-        )
     return read_requests(trace, limit)
 
 

@@ -171,12 +171,14 @@ def replay_decode(
         )
         for plan in plans
     ]
-    bound = [client_bound(name, rounds) for name, rounds in logs.items()]
+    said = [client_bound(name, rounds) for name, rounds in logs.items()]
+    if workload.synthetic:
+        said.insert(0, f"SYNTHETIC: the trace was {workload.synthetic}")
     return metrics.Result(
         device=seen.described(),
         settings=_settings(workload, settings),
         runs=metrics.relate(runs),
-        notes=[words for words in bound if words],
+        notes=[words for words in said if words],
     )
 
 

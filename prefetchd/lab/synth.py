@@ -18,14 +18,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from prefetchd.lab.attention import AttentionTrace, TraceError
+from prefetchd.lab.attention import AttentionTrace
 from prefetchd.lab.synth_fit import WINDOW_BLOCKS, AttentionFit
 from prefetchd.lab.synth_heads import Heads
 from prefetchd.lab.synth_model import Aims, Model, solve
+from prefetchd.lab.trace_schema import TraceError
 
 POOL_BLOCKS = 1024
 _SPARE = 16  # far blocks that there must be at least
@@ -116,9 +118,12 @@ def collect(
 ) -> AttentionTrace:
     """A whole synthetic decode in memory."""
     chunks = list(generate(aims, shape, seed=seed, adversary=adversary))
-    columns = {name: np.concatenate([chunk[name] for chunk in chunks]) for name in chunks[0]}
+    columns: dict[str, Any] = {
+        column: np.concatenate([chunk[column] for chunk in chunks]) for column in chunks[0]
+    }
     return AttentionTrace(
         name=name,
+        synthetic=made_from(aims.fit, seed, adversary),
         block_ids=columns["block_ids"],
         mass=columns["mass"],
         hint_ids=columns.get("hint_ids"),
@@ -126,6 +131,15 @@ def collect(
         prompt_tokens=shape.prompt_tokens,
         block_tokens=shape.block_tokens,
     )
+
+
+def made_from(fit: AttentionFit, seed: int, adversary: Adversary | None) -> str:
+    """In words, what a synthetic trace is: for everybody who shows figures of it."""
+    words = f"generated, not recorded: fitted to {fit.origin}, seed {seed}"
+    if adversary is not None:
+        words += f", adversarial: the far blocks change every {adversary.every} steps"
+        words += " and the hints tell of those before" if adversary.wrong_hints else ""
+    return words
 
 
 def _row(heads: Heads, shape: Shape, ids_type: type[np.unsignedinteger]) -> Columns:
@@ -168,6 +182,7 @@ def _resized(model: Model, shape: Shape) -> Model:
         head_fresh=model.head_fresh[depth],
         sharing=model.sharing[depth],
         spikes=model.spikes[depth],
+        bent=model.bent[depth],
         hint_noise=model.hint_noise[depth],
         hint_blind=model.hint_blind[depth],
         hint_fresh=model.hint_fresh,

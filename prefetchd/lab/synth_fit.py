@@ -14,8 +14,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from prefetchd.lab.attention import AttentionTrace, TraceError
+from prefetchd.lab.attention import AttentionTrace
 from prefetchd.lab.synth_levels import Level, block_classes, class_sizes, levels
+from prefetchd.lab.trace_schema import TraceError
 from prefetchd.model import Mask
 
 LAGS = (1, 2, 4, 8, 16, 32)  # steps
@@ -57,7 +58,7 @@ class AttentionFit(msgspec.Struct, frozen=True, kw_only=True):
     sink_mass: list[float]  # [layer], block 0
     window_mass: list[float]  # [layer], the newest 64 blocks
     row_mass: list[float]  # [layer], all recorded ranks
-    mass_by_rank: list[float]  # [rank], mean over all
+    mass_by_rank: list[list[float]]  # [layer][rank], mean of heads and steps
     hint_recall: list[float]  # [k, 2k], far picks that a head's first k or 2k hints name
     hint_precision: list[float]  # [k, 2k], far blocks so named that were picked
     hint_far_picks: list[float]  # [k, 2k], far blocks so named, per head and step
@@ -124,7 +125,7 @@ class _Tally:
         far = picked & far_blocks[:, None]
         steps, heads = ids.shape[:2]
         per = steps * heads
-        needed: Mask = picked.any(1)
+        needed: Mask = np.logical_or.reduce(picked, axis=1)
         self._put("needed", _overlaps(needed))
         self._put("far", _overlaps(far))
         self._put("width", [needed.sum() / steps])
@@ -198,7 +199,7 @@ class _Tally:
             sink_mass=rows["mass"][:, 0].tolist(),
             window_mass=rows["mass"][:, 1].tolist(),
             row_mass=rows["mass"][:, 2].tolist(),
-            mass_by_rank=rows["by_rank"].mean(0).tolist(),
+            mass_by_rank=rows["by_rank"].tolist(),
             hint_recall=_share(found, hinted),
             hint_precision=_share(found, named),
             hint_far_picks=(named / max(len(hints), 1)).tolist(),

@@ -16,7 +16,7 @@ from prefetchd.lab.synth_levels import (
     SINK,
     classify,
 )
-from prefetchd.lab.synth_model import MEMORIES, Model, offsets, spike_floor
+from prefetchd.lab.synth_model import MEMORIES, Model, offsets, spike_floor, survivals
 from prefetchd.model import Mask
 
 _SPIKES_LEAST = 2.0  # lower spikes than this are picked by no head, and are not drawn
@@ -56,6 +56,7 @@ class Heads:
         sharing = model.sharing[:, None, None]
         self._own_deviations = (deviations * np.sqrt(1 - sharing)).astype(np.float32)
         self._shared_deviations = (deviations * np.sqrt(sharing)).astype(np.float32)
+        self._survival = survivals(model)
         self._spike_floor = spike_floor(model).astype(np.float32)
         self._own = self._normal((len(MEMORIES), *self._size))
         self._shared = self._normal((len(MEMORIES), layers, 1, columns))
@@ -176,7 +177,7 @@ class Heads:
         crowd = np.ones(CLASSES)
         more = np.maximum(counts, 1) / np.maximum(self._classes_fitted, 1)
         crowd[FAR_CLASSES] = more[FAR_CLASSES]
-        offset, scale = offsets(self._model, crowd)
+        offset, scale = offsets(self._model, self._survival, crowd)
         absent = np.full((*offset.shape[:2], 1), _ABSENT_LEVEL)
         self._offset = np.concatenate([offset, absent], 2)[:, :, kinds].astype(np.float32)
         self._scale = np.concatenate([scale, 0 * absent], 2)[:, :, kinds].astype(np.float32)
@@ -221,7 +222,10 @@ class Heads:
         found = np.take_along_axis(levels, top, 2)
         order = np.argsort(-found, axis=2, kind="stable")
         top, found = np.take_along_axis(top, order, 2), np.take_along_axis(found, order, 2)
-        mass = np.exp(found - found[..., :1])
+        known = self._model.bent.shape[1]
+        bent = self._model.bent[:, np.minimum(np.arange(ranks), known - 1)].astype(np.float32)
+        mass = np.exp(found - found[..., :1] + bent[:, None])
+        mass = np.minimum.accumulate(mass, axis=2)
         mass *= (self._row_mass[:, None] / mass.sum(2))[..., None]
         return np.take_along_axis(ids, top, 2), mass.astype(np.float16)
 

@@ -57,9 +57,9 @@ def block_classes(trace: AttentionTrace, frontiers: Ages) -> Ages:
 def class_sizes(trace: AttentionTrace, frontiers: Ages) -> NDArray[np.float64]:
     """Mean blocks of each class over the steps, recorded or not."""
     sizes = np.zeros(CLASSES + 1)
-    for frontier in frontiers:
+    for frontier, steps in zip(*np.unique(frontiers, return_counts=True), strict=True):
         found = classify(np.arange(frontier + 1), int(frontier))
-        sizes += np.bincount(found, minlength=CLASSES + 1)
+        sizes += steps * np.bincount(found, minlength=CLASSES + 1)
     return sizes[:CLASSES] / len(frontiers)
 
 

@@ -26,6 +26,7 @@ from prefetchd.lab.synth_fit import LAGS, AttentionFit
 from prefetchd.lab.synth_levels import CLASSES, FAR_CLASSES
 
 MEMORIES = (0, 2, 8, 32)  # steps: how long each part of G lasts; 0 is fresh at every step
+SCORES = np.linspace(-8, 45, 2048)
 _NEVER = -1e4  # a level that no block reaches
 
 Floats = NDArray[np.float64]
@@ -33,11 +34,12 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Aims:
-    """Measures to solve for, and what no measure gives in closed form; float64, [layer]."""
+    """Measures to solve for, and what no measure gives in closed form; float64."""
 
     fit: AttentionFit
-    sharing: Floats  # part of the variance of G that a layer's heads have in common
-    spikes: Floats  # share of far picks that come from nowhere and are gone the step after
+    sharing: Floats  # [layer], part of the variance of G that a layer's heads have in common
+    spikes: Floats  # [layer], share of far picks that come from nowhere and are gone the step after
+    bent: Floats  # [layer, rank], by how much more the logarithm of the mass at a rank is
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +49,9 @@ class Model:
     drift: Floats  # [layer, memory], variances of the parts of G
     layer_fresh: Floats  # [layer], chance that a block's E is not that of the layer below
     head_fresh: Floats  # [layer], chance that a block's E is not that of its layer
-    sharing: Floats  # [layer], as in Aims
+    sharing: Floats  # as in Aims
     spikes: Floats
+    bent: Floats
     hint_noise: Floats  # [layer], standard deviation of what hints add to a score
     hint_blind: Floats  # [layer], chance that hints do not see a far block at all
     hint_fresh: float  # chance a step that either is drawn anew
@@ -60,7 +63,9 @@ class Model:
 
 def first_aims(fit: AttentionFit) -> Aims:
     """The measures as they are."""
-    return Aims(fit, np.zeros(fit.layers), np.full(fit.layers, 0.02))
+    return Aims(
+        fit, np.zeros(fit.layers), np.full(fit.layers, 0.02), np.zeros((fit.layers, fit.ranks))
+    )
 
 
 def solve(aims: Aims) -> Model:
@@ -81,6 +86,7 @@ def solve(aims: Aims) -> Model:
         head_fresh=head_fresh,
         sharing=aims.sharing,
         spikes=aims.spikes,
+        bent=aims.bent,
         hint_noise=noise,
         hint_blind=blind,
         hint_fresh=1 - min(fit.hint_miss_again, 0.95),
@@ -91,28 +97,40 @@ def solve(aims: Aims) -> Model:
     )
 
 
-def offsets(model: Model, crowd: Floats) -> tuple[Floats, Floats]:
+def survivals(model: Model) -> Floats:
+    """Share of blocks whose score exceeds each of `SCORES`, [layer, score]: E + G's survival."""
+    variance = np.maximum(model.drift.sum(1), 1e-6)[:, None]
+    spread = np.sqrt(variance)
+    survival: Floats = _phi(-SCORES / spread) + np.exp(variance / 2 - SCORES) * _phi(
+        (SCORES - variance) / spread
+    )
+    return survival
+
+
+def offsets(model: Model, survival: Floats, crowd: Floats) -> tuple[Floats, Floats]:
     """What turns scores into levels: level = offset + scale x score, each [layer, head, class].
 
     `crowd` (float64, [class]) is by how many times more blocks of a class are drawn than the fit
     has, so that the number of picks stays. Where the fit never saw a block of a class, the offset
     is out of reach.
     """
-    scores = np.linspace(-8, 45, 2048)
-    offset = np.full(model.share.shape, _NEVER)
-    scale = np.ones(model.share.shape)
-    for layer, variance in enumerate(model.drift.sum(1)):
-        lasting = np.ones(CLASSES)
-        lasting[FAR_CLASSES] = 1 - model.spikes[layer]
-        share = model.share[layer] * lasting / crowd
-        above = model.share_above[layer] * lasting / crowd
-        lower = _score_at(np.clip(share, 1e-12, 0.98), scores, variance)
-        upper = _score_at(np.clip(above, 1e-12, 0.97), scores, variance)
-        slope = (model.level_above[layer] - model.level[layer]) / np.maximum(upper - lower, 0.02)
-        scale[layer] = np.clip(slope, 0.05, 5)
-        seen = share > 0
-        offset[layer][seen] = (model.level[layer] - scale[layer] * lower)[seen]
-    return offset, scale
+    lasting = np.ones((len(survival), 1, CLASSES))
+    lasting[..., FAR_CLASSES] -= model.spikes[:, None, None]
+    lower, upper = (
+        _score_at(np.clip(share * lasting / crowd, 1e-12, most), survival)
+        for share, most in ((model.share, 0.98), (model.share_above, 0.97))
+    )
+    slope = (model.level_above - model.level) / np.maximum(upper - lower, 0.02)
+    scale = np.clip(slope, 0.05, 5)
+    return np.where(model.share > 0, model.level - scale * lower, _NEVER), scale
+
+
+def _score_at(share: Floats, survival: Floats) -> Floats:
+    """The score that a share of blocks exceeds, both [layer, head, class]."""
+    found = np.empty(share.shape)
+    for layer, row in enumerate(-np.log(np.maximum(survival, 1e-300))):
+        found[layer] = np.interp(-np.log(share[layer]), row, SCORES)
+    return found
 
 
 def spike_floor(model: Model) -> Floats:
@@ -123,17 +141,6 @@ def spike_floor(model: Model) -> Floats:
     spikes = np.clip(model.spikes, 1e-6, 0.9)
     floor: Floats = model.drift.sum(1) / 2 + np.log(spikes / (1 - spikes))
     return floor
-
-
-def _score_at(share: Floats, scores: Floats, variance: float) -> Floats:
-    """The score that a share of blocks exceeds: the inverse of E + G's survival function."""
-    spread = math.sqrt(max(variance, 1e-6))
-    survival = _phi(-scores / spread) + np.exp(variance / 2 - scores) * _phi(
-        (scores - variance) / spread
-    )
-    found = np.interp(-np.log(share), -np.log(np.maximum(survival, 1e-300)), scores)
-    shares: Floats = found.reshape(-1, CLASSES)
-    return shares
 
 
 def common(first: Floats, second: Floats, spread: Floats) -> Floats:
@@ -161,16 +168,17 @@ def overlap_of(change: Floats) -> Floats:
 def _drift(overlaps: Floats) -> Floats:
     """Variances of G's parts, [layer, memory], from overlaps [layer, lag].
 
-    The change over a lag is a sum of variance x (1 - exp(-lag / memory)) over the parts: least squares that stay positive, by the multiplicative
-    updates of Lee and Seung, "Algorithms for non-negative matrix factorization" (2001).
+    The change over a lag is a sum of variance x (1 - exp(-lag / memory)) over the parts: least
+    squares that stay positive, by the multiplicative updates of Lee and Seung, "Algorithms for
+    non-negative matrix factorization" (2001).
     """
     change = change_of(overlaps)
     lags = np.array(LAGS, np.float64)
     memories = np.maximum(np.array(MEMORIES, np.float64), 1e-9)
     risen = 1 - np.exp(-lags[None] / memories[:, None])  # [memory, lag]
-    parts = np.full((len(overlaps), len(memories)), 0.1)
+    parts: Floats = np.full((len(overlaps), len(memories)), 0.1)
     for _ in range(3000):
-        parts *= (change @ risen.T) / np.maximum(parts @ risen @ risen.T, 1e-12)
+        parts = parts * (change @ risen.T) / np.maximum(parts @ risen @ risen.T, 1e-12)
     return parts
 
 

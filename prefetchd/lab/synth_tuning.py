@@ -60,7 +60,13 @@ def _nudged(aims: Aims, fit: AttentionFit, trial: AttentionFit, gain: float) -> 
         ),
         sharing=np.clip(aims.sharing + 2 * gain * wider, 0, 0.95),
         spikes=np.clip(aims.spikes + gain * novel, 0, 0.5),
+        bent=np.clip(aims.bent + gain * (_mass_logs(fit) - _mass_logs(trial)), -3, 3),
     )
+
+
+def _mass_logs(fit: AttentionFit) -> Floats:
+    logs: Floats = np.log(np.maximum(fit.mass_by_rank, 1e-7))
+    return logs
 
 
 def _shared(

@@ -30,6 +30,7 @@ from prefetchd.device import DeviceError
 from prefetchd.engine import EngineError
 from prefetchd.gpu import GpuError
 from prefetchd.hostinfo import errno_name
+from prefetchd.lab.trace_command import trace_app
 from prefetchd.lab.trace_format import TraceError
 from prefetchd.layout import LayoutError
 from prefetchd.layout_command import show_layout
@@ -46,6 +47,7 @@ app = typer.Typer(
 app.add_typer(replay_app, name="replay")
 app.add_typer(bench_app, name="bench")
 app.add_typer(store_app, name="store")
+app.add_typer(trace_app, name="trace")
 app.command("layout")(show_layout)
 
 _BAD_INPUT = (ReplayError, TraceError, LayoutError, RegistryError, ReportError, ValueError)

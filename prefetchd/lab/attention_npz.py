@@ -20,7 +20,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from prefetchd.lab.trace_format import opened_zip
+from prefetchd.lab.npz import opened_zip
 from prefetchd.lab.trace_schema import CHUNK_BYTES, Columns, TraceError, TraceHeader
 
 _REQUIRED = ("block_ids", "mass")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from prefetchd.lab.attention_npz import read_recording
+from prefetchd.lab.npz import ZIP_MAGIC
 from prefetchd.lab.request_csv import CsvSettings, csv_requests
 from prefetchd.lab.request_lines import json_requests
 from prefetchd.lab.spool import Spool
@@ -20,7 +21,6 @@ from prefetchd.lab.text import Told, text_lines
 from prefetchd.lab.trace_format import is_trace, open_trace
 from prefetchd.lab.trace_schema import Columns, TraceError, TraceHeader
 
-_ZIP_MAGIC = b"PK"
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
 
@@ -47,7 +47,7 @@ def trace_source(
     caller to stop. `told` hears how many bytes of a text format have been read.
     """
     magic = _magic(path)
-    if magic.startswith(_ZIP_MAGIC):
+    if magic.startswith(ZIP_MAGIC):
         yield open_trace(path) if is_trace(path) else read_recording(path)
         return
     if magic == _ZSTD_MAGIC:

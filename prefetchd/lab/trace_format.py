@@ -1,21 +1,19 @@
 """Writes and reads trace files: a zip of `.npy` members, chunk by chunk, and a header.
 
 Decides the bytes; what columns mean is `prefetchd.lab.trace_schema`. Column c of chunk n is member
-`NNNNN/c.npy`; `header.npy`, written last, is the header as JSON in an array of bytes. `numpy.load`
-opens such a file. Nothing is pickled, and nothing is parsed before its checksum has been verified.
-A trace is never held whole: writer and reader hold one chunk.
+`NNNNN/c.npy`, but for `blocks`: chains are mostly runs of ids, so what is stored, as `block_steps`,
+is each id less the one before it in the chunk, which packs a hundred times smaller. `header.npy`,
+written last, is the header as JSON in an array of bytes. `numpy.load` opens such a file. Nothing is
+pickled, and nothing is parsed before its checksum has been verified. A trace is never held whole:
+writer and reader hold one chunk.
 """
 
 from __future__ import annotations
 
-import io
-import math
 import os
-import struct
 import zipfile
-import zlib
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -26,7 +24,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from prefetchd.hostinfo import errno_name
+from prefetchd.lab.npz import DAMAGE, opened_zip, read_member
 from prefetchd.lab.trace_schema import (
     PREFIX,
     VERSION,
@@ -45,28 +43,11 @@ __all__ = [
     "TraceWriter",
     "is_trace",
     "open_trace",
-    "opened_zip",
 ]
 
 HEADER = "header.npy"
-MEMBER_BYTES_MAX = 256 << 20
-"""No writer of ours makes a larger member; one that claims to be is not read into memory."""
-_ZIP_MAGIC = b"PK"
+_STEPS = "block_steps"
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the same trace is the same bytes, whenever it is written
-# What zipfile, zlib and numpy's header reader raise for bytes that are not as they should be.
-DAMAGE = (
-    ValueError,
-    TypeError,
-    EOFError,
-    KeyError,
-    IndexError,
-    MemoryError,
-    RuntimeError,
-    OverflowError,
-    struct.error,
-    zipfile.BadZipFile,
-    zlib.error,
-)
 
 
 class TraceWriter:
@@ -101,7 +82,11 @@ class TraceWriter:
         self._arrived_ns = _in_order(columns, self._arrived_ns, where)
         for piece in pieces(self.header.kind, columns):
             for name, values in piece.items():
-                self._member(f"{len(self._rows):05d}/{name}.npy", values)
+                if name == "blocks":
+                    steps = np.diff(values.astype(np.int64), prepend=0)
+                    self._member(_name(len(self._rows), _STEPS), steps)
+                else:
+                    self._member(_name(len(self._rows), name), values)
             self._rows.append(rows_of(self.header.kind, piece))
 
     def __exit__(
@@ -164,9 +149,10 @@ class OpenTrace:
             arrived_ns = 0
             for number, rows in enumerate(self.header.rows):
                 where = f"trace {self.path}, chunk {number}"
-                wanted = [name for name in names if only is None or name in only]
                 chunk = {
-                    name: _member(self.path, archive, f"{number:05d}/{name}.npy") for name in wanted
+                    name: _column(self.path, archive, number, name)
+                    for name in names
+                    if only is None or name in only
                 }
                 if only is None:
                     check(self.header, chunk, where)
@@ -193,7 +179,7 @@ def open_trace(path: Path) -> OpenTrace:
                 f"{path} is a zip archive but no trace of ours (it has no {HEADER}); make one with "
                 "`prefetchd trace convert`"
             )
-        values = _member(path, archive, HEADER)
+        values = read_member(path, archive, HEADER)
         header = _header(path, values.tobytes())
         _columns_of(path, archive, header)
     return OpenTrace(path, header)
@@ -228,61 +214,27 @@ def _check_schema(path: Path, schema: str) -> None:
         )
 
 
+def _name(chunk: int, column: str) -> str:
+    return f"{chunk:05d}/{column}.npy"
+
+
+def _column(path: Path, archive: zipfile.ZipFile, chunk: int, name: str) -> NDArray[np.generic]:
+    if name != "blocks":
+        return read_member(path, archive, _name(chunk, name))
+    steps = read_member(path, archive, _name(chunk, _STEPS))
+    if steps.dtype != np.int64:
+        raise TraceError(f"trace {path}, chunk {chunk}: {_STEPS} must be int64, not {steps.dtype}")
+    return np.cumsum(steps, dtype=np.int64)
+
+
 def _columns_of(path: Path, archive: zipfile.ZipFile, header: TraceHeader) -> list[str]:
     """Names of the columns, the same in every chunk."""
     members = [name for name in archive.namelist() if name != HEADER]
     names = list(dict.fromkeys(name.partition("/")[2].removesuffix(".npy") for name in members))
-    wanted = {f"{n:05d}/{name}.npy" for n in range(len(header.rows)) for name in names}
+    wanted = {_name(number, name) for number in range(len(header.rows)) for name in names}
     if len(members) != len(wanted) or set(members) != wanted:
         raise TraceError(
             f"{path} does not hold the {len(header.rows)} chunks that its header counts, each "
             "with the same columns; it is damaged, get it again"
         )
-    return names
-
-
-@contextmanager
-def opened_zip(path: Path) -> Iterator[zipfile.ZipFile]:
-    """A zip archive to read from; whatever is wrong with it or in it becomes a TraceError."""
-    try:
-        with path.open("rb") as file:
-            _check_magic(path, file.read(len(_ZIP_MAGIC)))
-            with zipfile.ZipFile(file) as archive:
-                yield archive
-    except FileNotFoundError:
-        raise TraceError(f"there is no trace {path}") from None
-    except OSError as error:
-        reason = errno_name(error.errno) if error.errno else str(error)
-        raise TraceError(f"{path} cannot be read: {reason}") from error
-    except DAMAGE as error:
-        raise TraceError(
-            f"{path} cannot be read as an .npz trace: {error}; it may be cut short, get it again"
-        ) from error
-
-
-def _check_magic(path: Path, magic: bytes) -> None:
-    if not magic:
-        raise TraceError(f"{path} is empty; get it again")
-    if magic != _ZIP_MAGIC:
-        raise TraceError(f"{path} is no .npz file (a zip archive of arrays); name a trace")
-
-
-def _member(path: Path, archive: zipfile.ZipFile, name: str) -> NDArray[np.generic]:
-    """An array, read-only. Reading all of a member is what verifies its checksum."""
-    info = archive.getinfo(name)
-    if info.file_size > MEMBER_BYTES_MAX:
-        raise TraceError(
-            f"{path}: {name} claims {info.file_size} bytes, and no column of a chunk has over "
-            f"{MEMBER_BYTES_MAX}; it is damaged or foreign"
-        )
-    data = archive.read(info)
-    stream = io.BytesIO(data)
-    if npy.read_magic(stream) != (1, 0):
-        raise TraceError(f"{path}: {name} is of another version of the .npy format")
-    shape, is_fortran, dtype = npy.read_array_header_1_0(stream)
-    if dtype.hasobject:
-        raise TraceError(f"{path}: {name} holds pickled Python objects, which are never read")
-    count = math.prod(shape)
-    if is_fortran or stream.tell() + count * dtype.itemsize != len(data):
-        raise TraceError(f"{path}: {name} does not hold the {shape} values that it claims")
-    return np.frombuffer(data, dtype, count, stream.tell()).reshape(shape)
+    return ["blocks" if name == _STEPS else name for name in names]

@@ -77,7 +77,7 @@ class Heads:
         """Everything drifts by a step, at which `frontier` is the newest block."""
         if frontier != self._frontier:
             self._frontier = frontier
-            if len(self._stretches):
+            if frontier >= self._size[2]:
                 self._reuse_column()
             self._classify()
         for part, memory in enumerate(MEMORIES):

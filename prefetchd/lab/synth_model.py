@@ -187,7 +187,8 @@ def _head_fresh(fit: AttentionFit, picks: Floats, wander: Floats) -> Floats:
     expected = common(picks, other, np.sqrt(2 * wander)[:, None]).mean(1)
     # Two heads share a block's E only if neither has one of its own.
     kept = np.array(fit.head_shared) / np.maximum(expected, 1e-9)
-    return 1 - np.sqrt(np.clip(kept, 0, 1))
+    fresh: Floats = 1 - np.sqrt(np.clip(kept, 0, 1))
+    return fresh
 
 
 def _layer_fresh(fit: AttentionFit, picks: Floats, wander: Floats, head_fresh: Floats) -> Floats:

@@ -18,6 +18,7 @@ from rich.progress import Progress
 
 from prefetchd.lab.request_csv import CsvSettings
 from prefetchd.lab.sources import Source, trace_source
+from prefetchd.lab.synth_command import synth
 from prefetchd.lab.text import Told
 from prefetchd.lab.trace_edit import Cut, cut, merge
 from prefetchd.lab.trace_format import TraceHeader, TraceWriter
@@ -28,6 +29,8 @@ from prefetchd.lab.trace_tables import print_info
 from prefetchd.units import parse_bytes
 
 trace_app = typer.Typer(help="Show, convert, cut and merge traces.", no_args_is_help=True)
+
+trace_app.command("synth")(synth)
 
 
 class Target(StrEnum):

@@ -5,8 +5,6 @@ Decides options and words. The measures are `synth_fit`'s, the decode is `synth`
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -19,7 +17,7 @@ from prefetchd.lab.synth import Adversary, Shape, generate, made_from, shape_lik
 from prefetchd.lab.synth_fit import TOP_K, AttentionFit, measure, read_fit
 from prefetchd.lab.synth_tables import fit_table
 from prefetchd.lab.synth_tuning import GAINS, tuned
-from prefetchd.lab.trace_format import TraceWriter
+from prefetchd.lab.trace_format import TraceWriter, check_free
 from prefetchd.lab.trace_schema import TraceError, TraceHeader
 from prefetchd.units import parse_bytes
 
@@ -57,17 +55,24 @@ def synth(
     What is not said stays as in the trace that it is like.
     """
     for path in (out, fit_out):
-        _check_out(path, force)
+        if path is not None:
+            check_free(path, force=force)
     if wrong_hints and not adversarial:
         raise TraceError("--wrong-hints tells of the blocks before a jump; add --adversarial")
     adversary = Adversary(jump_every, wrong_hints) if adversarial else None
-    fit = _fit(fit_from, top_k)
-    shape = _shape(fit, tokens, steps, layers, kv_heads)
-    if fit_out is not None:
-        fit_out.write_bytes(fit.encode())
-    _write(out, fit, shape, seed, adversary)
+    made = None
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("measuring", total=None)
+        fit = _fit(fit_from, top_k)
+        if fit_out is not None:
+            fit_out.write_bytes(fit.encode())
+        shape = _shape(fit, tokens, steps, layers, kv_heads)
+        _write(out, fit, shape, seed, adversary, progress)
+        if check:
+            progress.reset(task, description="measuring what was made")
+            made = measure(read_attention(out), top_k=fit.top_k)
     console = Console(highlight=False, soft_wrap=True)
-    console.print(fit_table(fit, measure(read_attention(out), top_k=fit.top_k) if check else None))
+    console.print(fit_table(fit, made))
     words = (
         f"{shape.steps} steps, {shape.layers} layers, {shape.kv_heads} KV heads, "
         f"{shape.prompt_tokens} tokens, {out.stat().st_size} bytes; SYNTHETIC: "
@@ -105,7 +110,12 @@ def _shape(
 
 
 def _write(
-    out: Path, fit: AttentionFit, shape: Shape, seed: int, adversary: Adversary | None
+    out: Path,
+    fit: AttentionFit,
+    shape: Shape,
+    seed: int,
+    adversary: Adversary | None,
+    progress: Progress,
 ) -> None:
     header = TraceHeader(
         kind="decode",
@@ -118,26 +128,10 @@ def _write(
         layers=shape.layers,
         kv_heads=shape.kv_heads,
     )
-    with _bars() as progress:
-        task = progress.add_task("fitting", total=len(GAINS))
-        aims = tuned(fit, lambda _: progress.advance(task))
-        task = progress.add_task("writing", total=shape.steps)
-        with TraceWriter(out, header) as writer:
-            for columns in generate(aims, shape, seed=seed, adversary=adversary):
-                writer.write(columns)
-                progress.advance(task, len(columns["block_ids"]))
-
-
-def _check_out(path: Path | None, force: bool) -> None:
-    if path is None:
-        return
-    if not path.parent.is_dir():
-        raise TraceError(f"{path} cannot be written: there is no folder {path.parent}")
-    if path.is_dir() or (path.exists() and not force):
-        raise TraceError(f"{path} is already there; name another file, or use --force on a file")
-
-
-@contextmanager
-def _bars() -> Iterator[Progress]:
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        yield progress
+    task = progress.add_task("fitting", total=len(GAINS))
+    aims = tuned(fit, lambda _: progress.advance(task))
+    task = progress.add_task("writing", total=shape.steps)
+    with TraceWriter(out, header) as writer:
+        for columns in generate(aims, shape, seed=seed, adversary=adversary):
+            writer.write(columns)
+            progress.advance(task, len(columns["block_ids"]))

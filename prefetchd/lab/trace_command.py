@@ -21,7 +21,7 @@ from prefetchd.lab.sources import Source, trace_source
 from prefetchd.lab.synth_command import synth
 from prefetchd.lab.text import Told
 from prefetchd.lab.trace_edit import Cut, cut, merge
-from prefetchd.lab.trace_format import TraceHeader, TraceWriter
+from prefetchd.lab.trace_format import TraceHeader, TraceWriter, check_free
 from prefetchd.lab.trace_info import look
 from prefetchd.lab.trace_out import PARAMETERS, write_libcachesim
 from prefetchd.lab.trace_schema import Columns, TraceError, rows_of
@@ -95,7 +95,7 @@ def convert(
     force: Force = False,
 ) -> None:
     """Write a trace anew: in our own format, or as block accesses for libCacheSim."""
-    _check_out(out, force)
+    check_free(out, force=force)
     settings = _settings(block_bytes, no_reuse=no_reuse, block_tokens=block_tokens)
     with _bars() as bars, trace_source(trace, settings=settings, told=bars("reading")) as source:
         if to is Target.libcachesim:
@@ -129,7 +129,7 @@ def cut_(
     force: Force = False,
 ) -> None:
     """Keep part of a trace: the first requests or steps, or what arrives in a span of time."""
-    _check_out(out, force)
+    check_free(out, force=force)
     with _bars() as bars, trace_source(trace, told=bars("reading")) as source:
         kept = Cut(rows=_rows(source, requests, steps), from_s=from_s, to_s=to_s)
         if kept == Cut():
@@ -158,7 +158,7 @@ def merge_(
     force: Force = False,
 ) -> None:
     """Interleave the requests of several traces by arrival, as if served at the same time."""
-    _check_out(out, force)
+    check_free(out, force=force)
     if len(traces) < 2:
         raise TraceError(f"to merge takes two or more traces, not only {traces[0]}")
     with _bars() as bars, ExitStack() as stack:
@@ -169,13 +169,6 @@ def merge_(
         header, chunks = merge(sources, shared=shared)
         words = _write(out, header, chunks, bars("writing"))
     _say(out, words)
-
-
-def _check_out(out: Path, force: bool) -> None:
-    if not out.parent.is_dir():
-        raise TraceError(f"{out} cannot be written: there is no folder {out.parent}")
-    if out.is_dir() or (out.exists() and not force):
-        raise TraceError(f"{out} is already there; name another file, or use --force on a file")
 
 
 def _write(out: Path, header: TraceHeader, chunks: Iterator[Columns], told: Told) -> str:

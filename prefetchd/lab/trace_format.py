@@ -162,6 +162,14 @@ class OpenTrace:
                 yield chunk
 
 
+def check_free(path: Path, *, force: bool) -> None:
+    """Raises TraceError where no file can be made, or one is there and `force` is not given."""
+    if not path.parent.is_dir():
+        raise TraceError(f"{path} cannot be written: there is no folder {path.parent}")
+    if path.is_dir() or (path.exists() and not force):
+        raise TraceError(f"{path} is already there; name another file, or use --force on a file")
+
+
 def is_trace(path: Path) -> bool:
     """Whether a file is of this format, by its members; damaged ones are told when opened."""
     try:

@@ -102,7 +102,7 @@ def read_attention(path: Path) -> AttentionTrace:
         hint_ids=cast("BlockIds | None", columns.get("hint_ids")),
         hint_mass=columns["hint_mass"].astype(np.float16) if "hint_mass" in columns else None,
         prompt_tokens=header.prompt_tokens,
-        block_tokens=header.block_tokens or 16,
+        block_tokens=header.block_tokens,
         synthetic=(header.how or f"from {header.origin}") if header.synthetic else "",
     )
 

@@ -24,6 +24,7 @@ from prefetchd.model import Ids
 _IN_MEMORY_BYTES = 8 << 20  # a smaller spool needs no file
 _BURST_MEAN = 1.5  # requests per distinct timestamp, above which timestamps are coarse
 _ROW_BYTES = 64
+_STOPS_MAX = 1 << 16
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):
@@ -89,11 +90,13 @@ class Spool:
         return len(self._times)
 
     def add(self, row: Row) -> None:
+        self.stops.setdefault(row.stop, len(self.stops))
+        if len(self.stops) > _STOPS_MAX:
+            raise ValueError(f"over {_STOPS_MAX} different stop reasons")
         data = self._encoder.encode(row)
         self._file.write(data)
         self._times.append(row.at_ns)
         self._ends.append(self._ends[-1] + len(data))
-        self.stops.setdefault(row.stop, len(self.stops))
 
     def times_ns(self) -> NDArray[np.int64]:
         """Arrivals, in the order of adding."""

@@ -28,6 +28,8 @@ class Cut(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def words(self) -> str:
         rows = "all" if self.rows is None else f"the first {self.rows}"
+        if not self.from_s and self.to_s is None:
+            return f"cut: {rows}"
         until = "the end" if self.to_s is None else f"{self.to_s:g} s"
         return f"cut: {rows} from {self.from_s:g} s to {until}"
 

@@ -55,9 +55,8 @@ _Accesses = tuple[NDArray[np.int64], NDArray[np.int64], int]
 
 def _accesses(source: Source, top_k: int | None, limit: int | None) -> Iterator[_Accesses]:
     header, left = source.header, limit
-    needed = ("block_ids",) if header.kind == "decode" else None
     row = 0
-    for chunk in source.chunks(needed):
+    for chunk in source.chunks():
         count = rows_of(header.kind, chunk)
         count = count if left is None else min(left, count)
         if header.kind == "restore":

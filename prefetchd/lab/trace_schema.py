@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Annotated, Literal, cast
 
 import msgspec
 import numpy as np
@@ -21,10 +21,11 @@ from numpy.typing import NDArray
 Kind = Literal["decode", "restore"]
 VERSION = 1
 PREFIX = "prefetchd.trace."
-CHUNK_BYTES = 4 << 20
+CHUNK_BYTES = 2 << 20
 """A chunk is cut at so many bytes of columns, so that a reader knows what it has to hold."""
 
 Columns = dict[str, NDArray[np.generic]]
+Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class TraceError(Exception):
@@ -48,15 +49,15 @@ class TraceHeader(msgspec.Struct, frozen=True, kw_only=True):
     licence: str = ""
     synthetic: bool = False
     how: str = ""
-    block_tokens: int = 0
-    block_bytes: int = 0
-    prompt_tokens: int = 0
-    layers: int = 0
-    kv_heads: int = 0
+    block_tokens: Count = 0
+    block_bytes: Count = 0
+    prompt_tokens: Count = 0
+    layers: Count = 0
+    kv_heads: Count = 0
     stops: tuple[str, ...] = ("",)
-    quantum_ns: int = 0
+    quantum_ns: Count = 0
     identity: bool = True
-    rows: tuple[int, ...] = ()
+    rows: tuple[Count, ...] = ()
 
     @property
     def schema(self) -> str:
@@ -140,6 +141,8 @@ def _check_form(column: Column, name: str, values: NDArray[np.generic], where: s
 
 def _check_decode(header: TraceHeader, columns: Columns, where: str) -> None:
     shape = columns["block_ids"].shape
+    if header.block_tokens < 1:
+        raise TraceError(f"{where}: the header of a decode must tell block_tokens")
     if 0 in shape or shape[1:3] != (header.layers, header.kv_heads):
         raise TraceError(
             f"{where}: block_ids of shape {shape} are not those of {header.layers} layers and "

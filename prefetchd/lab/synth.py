@@ -90,9 +90,9 @@ def generate(
 
     `block_ids` and `hint_ids` are uint16, or uint32 where the blocks need it; `mass` and
     `hint_mass` float16. The same arguments give the same bytes, whatever `chunk_steps`. Raises
-    TraceError where the shape has too few blocks for its ranks or the fit no hints to tell.
+    TraceError as `check_shape`.
     """
-    _check(aims.fit, shape)
+    check_shape(aims.fit, shape)
     heads = Heads(
         _resized(solve(aims), shape),
         classes=np.array(aims.fit.classes),
@@ -151,7 +151,8 @@ def _row(heads: Heads, shape: Shape, ids_type: type[np.unsignedinteger]) -> Colu
     return row
 
 
-def _check(fit: AttentionFit, shape: Shape) -> None:
+def check_shape(fit: AttentionFit, shape: Shape) -> None:
+    """Raises TraceError where no decode of this shape can be made from the fit."""
     if min(shape.steps, shape.layers, shape.kv_heads, shape.ranks) < 1:
         raise TraceError("a synthetic decode needs at least one step, layer, KV head and rank")
     prompt_blocks = shape.prompt_tokens // shape.block_tokens
@@ -183,6 +184,7 @@ def _resized(model: Model, shape: Shape) -> Model:
         sharing=model.sharing[depth],
         spikes=model.spikes[depth],
         bent=model.bent[depth],
+        hint_bias=model.hint_bias[depth],
         hint_noise=model.hint_noise[depth],
         hint_blind=model.hint_blind[depth],
         hint_fresh=model.hint_fresh,

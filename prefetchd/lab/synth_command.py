@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from prefetchd.lab.attention import read_attention
-from prefetchd.lab.synth import Adversary, Shape, generate, made_from, shape_like
+from prefetchd.lab.synth import Adversary, Shape, check_shape, generate, made_from, shape_like
 from prefetchd.lab.synth_fit import TOP_K, AttentionFit, measure, read_fit
 from prefetchd.lab.synth_tables import fit_table
 from prefetchd.lab.synth_tuning import GAINS, tuned
@@ -64,9 +64,10 @@ def synth(
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("measuring", total=None)
         fit = _fit(fit_from, top_k)
+        shape = _shape(fit, tokens, steps, layers, kv_heads)
+        check_shape(fit, shape)
         if fit_out is not None:
             fit_out.write_bytes(fit.encode())
-        shape = _shape(fit, tokens, steps, layers, kv_heads)
         _write(out, fit, shape, seed, adversary, progress)
         if check:
             progress.reset(task, description="measuring what was made")

@@ -62,6 +62,7 @@ class AttentionFit(msgspec.Struct, frozen=True, kw_only=True):
     hint_recall: list[float]  # [k, 2k], far picks that a head's first k or 2k hints name
     hint_precision: list[float]  # [k, 2k], far blocks so named that were picked
     hint_far_picks: list[float]  # [k, 2k], far blocks so named, per head and step
+    hint_far_by_layer: list[float]  # [layer], far blocks that k hints name, per head and step
     hint_recall_by_layer: list[list[float]]  # [layer][k, 2k]
     hint_miss_again: float  # a pick that 2k hints missed is missed again if picked the step after
     classes: list[float]  # mean blocks of each class of age, see `synth_levels`
@@ -203,6 +204,7 @@ class _Tally:
             hint_recall=_share(found, hinted),
             hint_precision=_share(found, named),
             hint_far_picks=(named / max(len(hints), 1)).tolist(),
+            hint_far_by_layer=[0.0, *hints[:, 2].tolist()],
             hint_recall_by_layer=[
                 [1.0, 1.0],
                 *_drawn_to(hints[:, :2], hints[:, 4:5], found, hinted, weight=1.0),

@@ -108,6 +108,7 @@ class Heads:
         """What is foreseen of `picks` one layer ahead; of layer 0 nothing, with no mass."""
         ids, scores = self._stale or (self._ids, self._scores)
         noise = self._noise * self._model.hint_noise[:, None, None].astype(np.float32)
+        noise += self._is_far * self._model.hint_bias[:, None, None].astype(np.float32)
         levels = self._offset + self._scale * (scores + noise)
         levels = np.where(self._blind & self._is_far, _UNSEEN, levels)
         ids, mass = self._heaviest(ids, levels, ranks)

@@ -40,6 +40,7 @@ class Aims:
     sharing: Floats  # [layer], part of the variance of G that a layer's heads have in common
     spikes: Floats  # [layer], share of far picks that come from nowhere and are gone the step after
     bent: Floats  # [layer, rank], by how much more the logarithm of the mass at a rank is
+    hint_bias: Floats  # [layer], what hints add to the scores of far blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,7 @@ class Model:
     sharing: Floats  # as in Aims
     spikes: Floats
     bent: Floats
+    hint_bias: Floats
     hint_noise: Floats  # [layer], standard deviation of what hints add to a score
     hint_blind: Floats  # [layer], chance that hints do not see a far block at all
     hint_fresh: float  # chance a step that either is drawn anew
@@ -63,9 +65,9 @@ class Model:
 
 def first_aims(fit: AttentionFit) -> Aims:
     """The measures as they are."""
-    return Aims(
-        fit, np.zeros(fit.layers), np.full(fit.layers, 0.02), np.zeros((fit.layers, fit.ranks))
-    )
+    none = np.zeros(fit.layers)
+    bent = np.zeros((fit.layers, fit.ranks))
+    return Aims(fit, sharing=none, spikes=none + 0.02, bent=bent, hint_bias=none)
 
 
 def solve(aims: Aims) -> Model:
@@ -87,6 +89,7 @@ def solve(aims: Aims) -> Model:
         sharing=aims.sharing,
         spikes=aims.spikes,
         bent=aims.bent,
+        hint_bias=aims.hint_bias,
         hint_noise=noise,
         hint_blind=blind,
         hint_fresh=1 - min(fit.hint_miss_again, 0.95),

@@ -60,8 +60,19 @@ def _nudged(aims: Aims, fit: AttentionFit, trial: AttentionFit, gain: float) -> 
         ),
         sharing=np.clip(aims.sharing + 2 * gain * wider, 0, 0.95),
         spikes=np.clip(aims.spikes + gain * novel, 0, 0.5),
+        hint_bias=np.clip(aims.hint_bias + gain * _hinted_more(fit, trial), -2, 2),
         bent=np.clip(aims.bent + gain * (_mass_logs(fit) - _mass_logs(trial)), -3, 3),
     )
+
+
+def _hinted_more(fit: AttentionFit, trial: AttentionFit) -> Floats:
+    """By how much more hints must name far blocks, as a logarithm, for each of them picked."""
+    named = [
+        np.log((np.array(one.hint_far_by_layer) + 0.2) / (np.mean(one.far_picks, 1) + 0.2))
+        for one in (fit, trial)
+    ]
+    more: Floats = named[0] - named[1]
+    return more
 
 
 def _mass_logs(fit: AttentionFit) -> Floats:

@@ -164,7 +164,7 @@ def test_cut_keeps_what_is_asked_for(chats: Path, tmp_path: Path, capsys: Captur
         ([decode, "--requests", "1"], "use --steps"),
         ([chats, "--steps", "1"], "use --requests"),
         ([chats], "say what to keep"),
-        ([chats, "--from", "9000"], "nothing of chats is left"),
+        ([chats, "--from", "9000"], "nothing of trace chats is left"),
     ]
     for words, told in refusals:
         run_here(capsys, "trace", "cut", *words, "-o", tmp_path / "4.npz").failed(2, told)

@@ -104,6 +104,8 @@ def test_a_trace_is_the_same_bytes_each_time_and_whole_or_not_there(tmp_path: Pa
         write(one, RESTORE, restore_columns([1]), {})
     assert one.read_bytes() == old
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.npz", "b.npz"]
+    with pytest.raises(TraceError, match="nothing was written"):
+        write(one, RESTORE)
     with TraceWriter(one, RESTORE) as writer:  # what is known at the end is in the header
         writer.write(restore_columns([1]))
         writer.header = msgspec.structs.replace(writer.header, how="cut")
@@ -187,6 +189,8 @@ def header(**changes: Any) -> bytes:
         ("header.npy", header(rows=[3]), "has not the 3 rows"),
         ("header.npy", header(rows=[2, 2]), "does not hold the 2 chunks"),
         ("header.npy", header(rows="2"), "header cannot be read"),
+        ("header.npy", header(rows=[]), "no steps or requests at all"),
+        ("header.npy", header(block_tokens=-1), "header cannot be read"),
         ("header.npy", npy(np.frombuffer(b"{", np.uint8)), "header cannot be read"),
         ("header.npy", None, "no trace of ours"),
         ("00000/sizes.npy", None, "lacks sizes"),

@@ -45,7 +45,7 @@ OBJECTS = """Timestamp,Operation,Object_Size_Bytes,Tier,Key,Phase
 
 
 def read(path: Path, settings: CsvSettings | None = None, **options: Any) -> tuple[Any, Columns]:
-    with trace_source(path, settings=settings, **options) as source:
+    with trace_source(path, settings, **options) as source:
         chunks = list(source.chunks())
         names = chunks[0] if chunks else ()
         return source.header, {name: np.concatenate([c[name] for c in chunks]) for name in names}

@@ -36,9 +36,9 @@ class Source(Protocol):
 @contextmanager
 def trace_source(
     path: Path,
+    settings: CsvSettings | None = None,
     *,
     limit: int | None = None,
-    settings: CsvSettings | None = None,
     told: Told | None = None,
 ) -> Iterator[Source]:
     """Open a trace of any format. Raises TraceError.

@@ -5,30 +5,34 @@ Decides options and words. The measures are `synth_fit`'s, the decode is `synth`
 
 from __future__ import annotations
 
+from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import Progress
 
 from prefetchd.lab.attention import read_attention
 from prefetchd.lab.synth import Adversary, Shape, check_shape, generate, made_from, shape_like
 from prefetchd.lab.synth_fit import TOP_K, AttentionFit, measure, read_fit
 from prefetchd.lab.synth_tables import fit_table
-from prefetchd.lab.synth_tuning import GAINS, tuned
-from prefetchd.lab.trace_format import TraceWriter, check_free
+from prefetchd.lab.synth_tuning import tuned
+from prefetchd.lab.trace_saving import check_out, progress_bars, save, say
 from prefetchd.lab.trace_schema import TraceError, TraceHeader
 from prefetchd.units import parse_bytes
 
+_EMBEDDED = "summ_pydocs_demo.npz"
 _ZIP_MAGIC = b"PK"
 
 
 def synth(
-    fit_from: Annotated[
-        Path, typer.Argument(help="A decode trace to be like, or a fit of one as JSON.")
-    ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The trace to write.")],
+    fit_from: Annotated[
+        Path | None,
+        typer.Argument(
+            help="A decode trace to be like, or a fit of one as JSON; default: the embedded trace."
+        ),
+    ] = None,
     tokens: Annotated[
         str | None, typer.Option(help="Tokens of the prompt: 131072, 128K or 1M.")
     ] = None,
@@ -56,33 +60,32 @@ def synth(
     """
     for path in (out, fit_out):
         if path is not None:
-            check_free(path, force=force)
+            check_out(path, force)
     if wrong_hints and not adversarial:
         raise TraceError("--wrong-hints tells of the blocks before a jump; add --adversarial")
     adversary = Adversary(jump_every, wrong_hints) if adversarial else None
+    fit = _fit(fit_from, top_k)
+    shape = _shape(fit, tokens, steps, layers, kv_heads)
+    check_shape(fit, shape)
+    if fit_out is not None:
+        fit_out.write_bytes(fit.encode())
     made = None
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("measuring", total=None)
-        fit = _fit(fit_from, top_k)
-        shape = _shape(fit, tokens, steps, layers, kv_heads)
-        check_shape(fit, shape)
-        if fit_out is not None:
-            fit_out.write_bytes(fit.encode())
-        _write(out, fit, shape, seed, adversary, progress)
+    header = _header(out.stem, fit, shape, made_from(fit, seed, adversary))
+    with progress_bars() as bars:
+        aims = tuned(fit, bars("fitting"))
+        chunks = generate(aims, shape, seed=seed, adversary=adversary)
+        writing = bars("writing")  # the header does not know yet how many rows there will be
+        written = save(out, header, chunks, lambda rows, _: writing(rows, shape.steps))
         if check:
-            progress.reset(task, description="measuring what was made")
-            made = measure(read_attention(out), top_k=fit.top_k)
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(fit_table(fit, made))
-    words = (
-        f"{shape.steps} steps, {shape.layers} layers, {shape.kv_heads} KV heads, "
-        f"{shape.prompt_tokens} tokens, {out.stat().st_size} bytes; SYNTHETIC: "
-        f"{made_from(fit, seed, adversary)}"
-    )
-    console.print(f"{out}: {words}", markup=False)
+            made = measure(read_attention(out), top_k=fit.top_k, told=bars("measuring"))
+    Console(highlight=False, soft_wrap=True).print(fit_table(fit, made))
+    say(out, f"{written}; SYNTHETIC: {header.how}")
 
 
-def _fit(path: Path, top_k: int) -> AttentionFit:
+def _fit(path: Path | None, top_k: int) -> AttentionFit:
+    if path is None:
+        with as_file(files("prefetchd.data") / _EMBEDDED) as embedded:
+            return measure(read_attention(embedded), top_k=top_k)
     try:
         with path.open("rb") as file:
             is_trace = file.read(2) == _ZIP_MAGIC
@@ -110,29 +113,15 @@ def _shape(
     )
 
 
-def _write(
-    out: Path,
-    fit: AttentionFit,
-    shape: Shape,
-    seed: int,
-    adversary: Adversary | None,
-    progress: Progress,
-) -> None:
-    header = TraceHeader(
+def _header(name: str, fit: AttentionFit, shape: Shape, how: str) -> TraceHeader:
+    return TraceHeader(
         kind="decode",
-        name=out.stem,
+        name=name,
         origin=fit.origin,
         synthetic=True,
-        how=made_from(fit, seed, adversary),
+        how=how,
         block_tokens=shape.block_tokens,
         prompt_tokens=shape.prompt_tokens,
         layers=shape.layers,
         kv_heads=shape.kv_heads,
     )
-    task = progress.add_task("fitting", total=len(GAINS))
-    aims = tuned(fit, lambda _: progress.advance(task))
-    task = progress.add_task("writing", total=shape.steps)
-    with TraceWriter(out, header) as writer:
-        for columns in generate(aims, shape, seed=seed, adversary=adversary):
-            writer.write(columns)
-            progress.advance(task, len(columns["block_ids"]))

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from prefetchd.lab.attention import AttentionTrace
 from prefetchd.lab.synth_levels import Level, block_classes, class_sizes, levels
+from prefetchd.lab.text import Told
 from prefetchd.lab.trace_schema import TraceError
 from prefetchd.model import Mask
 
@@ -94,8 +95,8 @@ def read_fit(path: Path) -> AttentionFit:
     return fit
 
 
-def measure(trace: AttentionTrace, *, top_k: int = TOP_K) -> AttentionFit:
-    """Count the measures of a trace. Raises TraceError for one too short to show any."""
+def measure(trace: AttentionTrace, *, top_k: int = TOP_K, told: Told | None = None) -> AttentionFit:
+    """Count the measures of a trace; `told` hears layers. Raises TraceError for one too short."""
     if trace.steps <= _NOVEL_STEPS:
         raise TraceError(
             f"{trace.name} holds {trace.steps} steps; a fit needs more than {_NOVEL_STEPS}"
@@ -103,8 +104,11 @@ def measure(trace: AttentionTrace, *, top_k: int = TOP_K) -> AttentionFit:
     top_k = min(top_k, trace.ranks)
     frontiers = np.array([trace.frontier(step) for step in range(trace.steps)], np.int64)
     tally = _Tally(trace, top_k, frontiers)
-    for layer in range(trace.block_ids.shape[1]):
+    layers = trace.geometry.layers
+    for layer in range(layers):
         tally.add(layer)
+        if told is not None:
+            told(layer + 1, layers)
     return tally.fit()
 
 

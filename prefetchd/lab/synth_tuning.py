@@ -7,8 +7,6 @@ and the share of spikes, have no closed form at all.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +15,7 @@ from prefetchd.lab.synth import collect, shape_like
 from prefetchd.lab.synth_fit import AttentionFit, measure
 from prefetchd.lab.synth_levels import FAR_CLASSES, SINK, Level
 from prefetchd.lab.synth_model import Aims, change_of, first_aims, overlap_of
+from prefetchd.lab.text import Told
 
 GAINS = (1.0, 0.8, 0.6, 0.5, 0.4, 0.3)
 """How much of each trial's error is corrected: less and less, since a trial is but one draw."""
@@ -24,17 +23,17 @@ GAINS = (1.0, 0.8, 0.6, 0.5, 0.4, 0.3)
 Floats = NDArray[np.float64]
 
 
-def tuned(fit: AttentionFit, tell: Callable[[int], None] | None = None) -> Aims:
+def tuned(fit: AttentionFit, told: Told | None = None) -> Aims:
     """Aims whose decodes have the measures of `fit`; the same for the same fit.
 
-    Draws as many trial decodes of the fitted size as `GAINS`; `tell` hears the number of each.
+    Draws as many trial decodes of the fitted size as `GAINS`; `told` hears of each.
     """
     aims = first_aims(fit)
     for number, gain in enumerate(GAINS):
         trial = measure(collect("trial", aims, shape_like(fit), seed=number), top_k=fit.top_k)
         aims = _nudged(aims, fit, trial, gain)
-        if tell is not None:
-            tell(number)
+        if told is not None:
+            told(number + 1, len(GAINS))
     return aims
 
 

@@ -5,30 +5,27 @@ Decides options, words and progress bars. All work is done elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import typer
 from rich.console import Console
-from rich.progress import Progress
 
 from prefetchd.lab.request_csv import CsvSettings
 from prefetchd.lab.sources import Source, trace_source
 from prefetchd.lab.synth_command import synth
-from prefetchd.lab.text import Told
 from prefetchd.lab.trace_edit import Cut, cut, merge
-from prefetchd.lab.trace_format import TraceHeader, TraceWriter, check_free
 from prefetchd.lab.trace_info import look
 from prefetchd.lab.trace_out import PARAMETERS, write_libcachesim
-from prefetchd.lab.trace_schema import Columns, TraceError, rows_of
+from prefetchd.lab.trace_saving import check_out, progress_bars, save, say
+from prefetchd.lab.trace_schema import TraceError
 from prefetchd.lab.trace_tables import print_info
 from prefetchd.units import parse_bytes
 
-trace_app = typer.Typer(help="Show, convert, cut and merge traces.", no_args_is_help=True)
+trace_app = typer.Typer(help="Show, convert, cut, merge and make traces.", no_args_is_help=True)
 
 trace_app.command("synth")(synth)
 
@@ -64,7 +61,10 @@ def info(
     """Say what a trace holds, and what cannot be simulated from it."""
     # Looking at lengths alone is no harm: what they are no use for is said.
     settings = _settings(block_bytes, no_reuse=True)
-    with _bars() as bars, trace_source(trace, settings=settings, told=bars("reading")) as source:
+    with (
+        progress_bars() as bars,
+        trace_source(trace, settings=settings, told=bars("reading")) as source,
+    ):
         found = look(trace, source, top_k=top_k, told=bars("counting"))
     if json:
         typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=1).decode())
@@ -95,9 +95,12 @@ def convert(
     force: Force = False,
 ) -> None:
     """Write a trace anew: in our own format, or as block accesses for libCacheSim."""
-    check_free(out, force=force)
+    check_out(out, force)
     settings = _settings(block_bytes, no_reuse=no_reuse, block_tokens=block_tokens)
-    with _bars() as bars, trace_source(trace, settings=settings, told=bars("reading")) as source:
+    with (
+        progress_bars() as bars,
+        trace_source(trace, settings=settings, told=bars("reading")) as source,
+    ):
         if to is Target.libcachesim:
             size = source.header.block_bytes or parse_bytes(block_bytes or "1")
             told = bars("writing")
@@ -105,10 +108,10 @@ def convert(
             words = f"{count} accesses of {size} bytes; read it with -t {PARAMETERS}"
         else:
             changes = {"name": name, "licence": licence}
-            given = {what: text for what, text in changes.items() if text is not None}
-            header = msgspec.structs.replace(source.header, **given)
-            words = _write(out, header, source.chunks(), bars("writing"))
-    _say(out, words)
+            told_too = {what: text for what, text in changes.items() if text is not None}
+            header = msgspec.structs.replace(source.header, **told_too)
+            words = save(out, header, source.chunks(), bars("writing"))
+    say(out, words)
 
 
 def _settings(block_bytes: str | None, *, no_reuse: bool, block_tokens: int = 512) -> CsvSettings:
@@ -129,14 +132,14 @@ def cut_(
     force: Force = False,
 ) -> None:
     """Keep part of a trace: the first requests or steps, or what arrives in a span of time."""
-    check_free(out, force=force)
-    with _bars() as bars, trace_source(trace, told=bars("reading")) as source:
+    check_out(out, force)
+    with progress_bars() as bars, trace_source(trace, told=bars("reading")) as source:
         kept = Cut(rows=_rows(source, requests, steps), from_s=from_s, to_s=to_s)
         if kept == Cut():
             raise TraceError("say what to keep: --requests, --steps, --from or --to")
         header, chunks = cut(source, kept)
-        words = _write(out, header, chunks, bars("writing"))
-    _say(out, words)
+        words = save(out, header, chunks, bars("writing"))
+    say(out, words)
 
 
 def _rows(source: Source, requests: int | None, steps: int | None) -> int | None:
@@ -158,54 +161,14 @@ def merge_(
     force: Force = False,
 ) -> None:
     """Interleave the requests of several traces by arrival, as if served at the same time."""
-    check_free(out, force=force)
+    check_out(out, force)
     if len(traces) < 2:
         raise TraceError(f"to merge takes two or more traces, not only {traces[0]}")
-    with _bars() as bars, ExitStack() as stack:
+    with progress_bars() as bars, ExitStack() as stack:
         sources = [
             stack.enter_context(trace_source(trace, told=bars(f"reading {trace.name}")))
             for trace in traces
         ]
         header, chunks = merge(sources, shared=shared)
-        words = _write(out, header, chunks, bars("writing"))
-    _say(out, words)
-
-
-def _write(out: Path, header: TraceHeader, chunks: Iterator[Columns], told: Told) -> str:
-    rows = 0
-    with TraceWriter(out, header) as writer:
-        for chunk in chunks:
-            writer.write(chunk)
-            rows += rows_of(header.kind, chunk)
-            told(rows, max(rows, header.length))
-        if not rows:
-            raise TraceError(f"nothing of {header.name} is left to be written")
-    what = "steps" if header.kind == "decode" else "requests"
-    return f"{rows} {what} in {len(writer.header.rows)} chunks, {out.stat().st_size} bytes"
-
-
-def _say(out: Path, words: str) -> None:
-    Console(highlight=False, soft_wrap=True).print(f"{out}: {words}", markup=False)
-
-
-class _Bars:
-    """Progress bars by name, each made when it is first told of anything."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-
-    def __call__(self, name: str) -> Told:
-        tasks: list[Any] = []
-
-        def tell(done: int, whole: int) -> None:
-            if not tasks:
-                tasks.append(self._progress.add_task(name, total=whole))
-            self._progress.update(tasks[0], completed=done, total=whole)
-
-        return tell
-
-
-@contextmanager
-def _bars() -> Iterator[_Bars]:
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        yield _Bars(progress)
+        words = save(out, header, chunks, bars("writing"))
+    say(out, words)

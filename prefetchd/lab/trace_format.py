@@ -67,7 +67,7 @@ class TraceWriter:
         self._arrived_ns = 0
 
     def __enter__(self) -> Self:
-        self._file = self._part.open("xb")
+        self._file = self._part.open("wb")
         self._zip = zipfile.ZipFile(self._file, "w", zipfile.ZIP_DEFLATED, compresslevel=4)
         return self
 
@@ -96,20 +96,21 @@ class TraceWriter:
         trace: TracebackType | None,
     ) -> None:
         try:
-            if kind is not None:
-                with suppress(OSError, ValueError):  # what went wrong first is what is told
-                    self._zip.close()
-                return
-            self._finish()
-            self._zip.close()
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._part.replace(self._path)
+            if kind is None:
+                self._finish()
+                self._zip.close()
+                self._file.flush()
+                os.fsync(self._file.fileno())
+                self._part.replace(self._path)
         finally:
+            with suppress(OSError, ValueError):  # what went wrong first is what is told
+                self._zip.close()
             self._file.close()
             self._part.unlink(missing_ok=True)
 
     def _finish(self) -> None:
+        if not self._rows:
+            raise TraceError(f"nothing was written to trace {self._path}")
         self.header = msgspec.structs.replace(self.header, rows=tuple(self._rows))
         stored = {"schema": self.header.schema, **msgspec.structs.asdict(self.header)}
         self._member(HEADER, np.frombuffer(msgspec.json.encode(stored), np.uint8))
@@ -162,14 +163,6 @@ class OpenTrace:
                 yield chunk
 
 
-def check_free(path: Path, *, force: bool) -> None:
-    """Raises TraceError where no file can be made, or one is there and `force` is not given."""
-    if not path.parent.is_dir():
-        raise TraceError(f"{path} cannot be written: there is no folder {path.parent}")
-    if path.is_dir() or (path.exists() and not force):
-        raise TraceError(f"{path} is already there; name another file, or use --force on a file")
-
-
 def is_trace(path: Path) -> bool:
     """Whether a file is of this format, by its members; damaged ones are told when opened."""
     try:
@@ -206,7 +199,9 @@ def _header(path: Path, data: bytes) -> TraceHeader:
         raise TraceError(
             f"{path} is no trace of ours: its header cannot be read: {error}"
         ) from error
-    if schema != header.schema or min(header.rows, default=1) < 1:
+    if not header.rows:
+        raise TraceError(f"{path} holds no steps or requests at all")
+    if schema != header.schema or min(header.rows) < 1:
         raise TraceError(f"{path} is damaged: its header contradicts itself; get it again")
     return header
 

@@ -107,9 +107,8 @@ def test_a_synthetic_decode_measures_as_the_real_one(
 ) -> None:
     found = measure(made)
     off = {words: get(found) - get(fit) for words, get in MEASURES}
-    wide = {words: 0.1 for words in off if "hints' precision" in words}
-    assert not {words: by for words, by in off.items() if abs(by) > wide.get(words, 0.06)}
-    assert np.mean(list(map(abs, off.values()))) < 0.025
+    assert not {words: by for words, by in off.items() if abs(by) > 0.08}
+    assert np.mean(list(map(abs, off.values()))) < 0.03
     # Layers differ as they do: in picks, in how long these last, in what sinks take.
     for name in ("far_overlap_by_layer", "sink_mass", "window_mass", "needed_width"):
         one, other = (np.array(getattr(each, name)) for each in (fit, found))
@@ -117,7 +116,7 @@ def test_a_synthetic_decode_measures_as_the_real_one(
     picks = [np.mean(each.far_picks, axis=1) for each in (fit, found)]
     assert np.corrcoef(*picks)[0, 1] > 0.95
     ranks = np.mean(fit.mass_by_rank, 0) - np.mean(found.mass_by_rank, 0)
-    assert np.abs(ranks).max() < 0.06
+    assert np.abs(ranks).max() < 0.08
 
 
 def test_caches_miss_as_often_as_on_the_real_one(

@@ -118,36 +118,29 @@ class Heads:
     def _place(self, columns: Blocks) -> None:
         """Draw salience anew for the columns and, where they are candidates, their blocks.
 
-        Within a class of far blocks the saliences are the quantiles of their distribution, in
-        random order: how many blocks a layer picks then depends little on the seed.
+        Saliences are spread evenly over every run of blocks, so that how many of them a layer
+        picks depends little on the seed.
         """
-        kinds = classify(self._blocks[columns], self._frontier)
-        kinds[(kinds < FAR_CLASSES.start) | (kinds > SINK)] = 0
-        all_fresh = np.ones(len(columns), bool)
-        below = self._shuffled(_quantiles(kinds), all_fresh, kinds), self._candidates(columns)
+        below = _saliences(len(columns), self._random), self._candidates(columns)
         salience = np.array(self._salience)
         for layer in range(self._size[0]):
-            below = self._renewed(below, self._model.layer_fresh[layer], columns, kinds)
+            below = self._renewed(below, self._model.layer_fresh[layer], columns)
             for head in range(self._size[1]):
-                own = self._renewed(below, self._model.head_fresh[layer], columns, kinds)
+                own = self._renewed(below, self._model.head_fresh[layer], columns)
                 salience[layer, head, columns], self._ids[layer, head, columns] = own
+        salience[..., 0] = np.log(2)  # block 0 is a class of its own, and always the median of it
         self._salience = salience
         self._classify()
 
     def _renewed(
-        self, one: tuple[Floats, Blocks], chance: float, columns: Blocks, kinds: Blocks
+        self, one: tuple[Floats, Blocks], chance: float, columns: Blocks
     ) -> tuple[Floats, Blocks]:
-        values, ids = one
-        fresh = self._random.random(len(values)) < chance
-        return self._shuffled(values, fresh, kinds), np.where(fresh, self._candidates(columns), ids)
-
-    def _shuffled(self, values: Floats, which: Mask, kinds: Blocks) -> Floats:
-        """The marked values in another order, each within its kind."""
-        places = np.flatnonzero(which)
-        drawn = places[np.lexsort((self._random.random(len(places)), kinds[places]))]
-        values = values.copy()
-        values[places[np.argsort(kinds[places], kind="stable")]] = values[drawn]
-        return values
+        """Of each column with that chance another block with another salience."""
+        fresh = self._random.random(len(columns)) < chance
+        if not fresh.any():
+            return one
+        other = _saliences(len(columns), self._random), self._candidates(columns)
+        return np.where(fresh, other[0], one[0]), np.where(fresh, other[1], one[1])
 
     def _candidates(self, columns: Blocks) -> Blocks:
         """A block for each column: any of its stretch if it has one."""
@@ -239,11 +232,15 @@ def _stretches(columns: int, frontier: int) -> Blocks:
     return 1 + np.linspace(0, frontier - near, columns - near).astype(np.int64)
 
 
-def _quantiles(kinds: Blocks) -> Floats:
-    """Exponential saliences for the blocks of each kind: their quantiles, the largest first."""
-    values = np.zeros(len(kinds))
-    for kind in np.unique(kinds):
-        of_kind = kinds == kind
-        count = int(of_kind.sum())
-        values[of_kind] = -np.log((np.arange(count) + 0.5) / count)
-    return values
+def _saliences(count: int, random: np.random.Generator) -> Floats:
+    """Exponential saliences of blocks in order, of which every aligned run of 2**n has one in each
+    2**n-th of the distribution: a van der Corput sequence, its digits flipped at random as in Owen,
+    "Randomly permuted (t, m, s)-nets and (t, s)-sequences" (1995).
+    """
+    index, digits = np.arange(count), count.bit_length()
+    shares = random.random(count) * 0.5**digits
+    for digit in range(digits):
+        flips = random.integers(0, 2, 1 << digit)
+        flipped = (index >> digit & 1) ^ flips[index & ((1 << digit) - 1)]
+        shares += flipped * 0.5 ** (digit + 1)
+    return -np.log1p(-shares)

@@ -14,7 +14,7 @@ import numpy as np
 
 from prefetchd.history import PLAIN_RANK, Turns, UseHistory, one_turn, turns_of
 from prefetchd.model import NO_IDS, Codes, Geometry, Ids, Mask, Scores, Slots
-from prefetchd.policy import Eviction
+from prefetchd.policy import Eviction, smallest
 
 UNHINTED_CHANCE = 0.5
 """What a prefetched page is held for until its layer's turn, when no hint speaks of it."""
@@ -118,14 +118,10 @@ class Cycle(Eviction):
 
     def victims(self, count: int, allowed: Mask) -> Slots:
         candidates = np.flatnonzero(allowed)
-        count = min(count, len(candidates))
-        if count <= 0:
+        if count <= 0 or len(candidates) == 0:
             return NO_IDS
         self._reckon()
-        worth = self._discounted(candidates)
-        worst = np.argpartition(worth, count - 1)[:count]
-        order = np.argsort(worth[worst], kind="stable")
-        return candidates[worst[order]]
+        return candidates[smallest(self._discounted(candidates), count)]
 
     def worth(self, slots: Slots) -> Scores:
         return self._discounted(slots) * np.float32(LOSS_SHARE)

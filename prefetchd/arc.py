@@ -68,6 +68,9 @@ class Arc(Eviction):
         self._stamp(slots)
         self._told, self._tie_to_once = NO_IDS, False
 
+    def returns(self, slots: Slots) -> None:
+        self._stamp(slots)
+
     def removed(self, slots: Slots, pages: Ids) -> None:
         which = self._list[slots]
         self._ghost_of[pages] = which

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from prefetchd.history import UseHistory
 from prefetchd.model import NO_IDS, Geometry, Ids, Mask, Scores, Slots
 
-
 _SAMPLED, _SAMPLE_SPARE = 64, 8  # every so many values make the sample; ranks above the wanted one
 
 

@@ -25,17 +25,17 @@ from prefetchd.model import Ids, Mask
 from prefetchd.policy import smallest
 
 TRACE = os.environ.get("PREFETCHD_CACHES_TRACE", "")
-SIZES = [1000, 2000, 5000, 10_000, 20_000] if TRACE else [30, 200, 1000]
+SIZES = [1000, 2000, 5000, 10_000, 20_000] if TRACE else [30, 300, 1000]
 
 
 @cache
 def requests() -> Requests:
     demo = Path(prefetchd.data.__file__).parent / "conversation_demo.jsonl.gz"
-    return read_requests(Path(TRACE)) if TRACE else read_requests(demo, limit=400)
+    return read_requests(Path(TRACE)) if TRACE else read_requests(demo, limit=300)
 
 
 def their_hits(policy: str, blocks: Ids, slots: int) -> Mask:
-    peer = getattr(libcachesim, policy)(cache_size=slots)
+    peer = getattr(libcachesim, policy)(cache_size=slots, hashpower=16)
     ask, found = libcachesim.Request(), np.zeros(len(blocks), np.bool_)
     ask.obj_size = 1
     due = np.minimum(next_uses(blocks), 2**62).tolist()

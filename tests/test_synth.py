@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from prefetchd.bench.replay_command import EMBEDDED_TRACE
+from prefetchd.bench.decode_options import EMBEDDED_TRACE
 from prefetchd.lab import synth_tuning
 from prefetchd.lab.attention import AttentionTrace, read_attention
 from prefetchd.lab.belady import belady_misses

@@ -117,7 +117,7 @@ class CrossRequest(Predictor):
         return 1
 
     def on_chain_hint(self, hint: ChainHint) -> None:
-        blocks: Ids = hint.blocks[(hint.blocks >= 0) & (hint.blocks < self.geometry.blocks)]
+        blocks = self.geometry.real(hint.blocks)
         _, first = np.unique(blocks, return_index=True)
         blocks = blocks[np.sort(first)[:PLAN_BLOCKS_MAX]]
         self._plans.pop(hint.request, None)
@@ -133,7 +133,7 @@ class CrossRequest(Predictor):
 
     def _learn_rest(self, hint: DoneHint) -> None:
         """Take in what followed the last demanded block: blocks that the request itself made."""
-        blocks: Ids = hint.blocks[(hint.blocks >= 0) & (hint.blocks < self.geometry.blocks)]
+        blocks = self.geometry.real(hint.blocks)
         if len(blocks) < 2:
             return
         stream = self._streams.get(hint.request)

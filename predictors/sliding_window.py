@@ -64,7 +64,7 @@ class SlidingWindow(Predictor):
         self._chances += (demanded - self._chances) * np.float32(RATE_STEP)
 
     def on_chain_hint(self, hint: ChainHint) -> None:
-        blocks: Ids = hint.blocks[(hint.blocks >= 0) & (hint.blocks < self.geometry.blocks)]
+        blocks = self.geometry.real(hint.blocks)
         if len(blocks):
             self._stream(hint.request, int(blocks.max()))
 

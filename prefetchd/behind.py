@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from prefetchd.driver import Driver
 from prefetchd.engine import Engine
 from prefetchd.hostinfo import why_not
-from prefetchd.model import Cleaned, Filled, Ids, Offered, Slots
+from prefetchd.model import Cleaned, Filled, Geometry, Ids, Offered, Slots
 from prefetchd.room import Room
 from prefetchd.tickets import PutTicket
 from prefetchd.writer import News, Written
@@ -33,7 +33,8 @@ class Behind:
         self._engine = engine
         self._driver = driver
         self._room = room
-        self._layers = driver.catalog.superblock.layers
+        shape = driver.catalog.superblock
+        self._geometry = Geometry(shape.layers, shape.blocks)
         self._kept: set[int] = set()  # blocks whose pages stay in staging
         self._owners: dict[int, list[Owner]] = {}  # of blocks found and not written
         self.staged = 0
@@ -44,7 +45,7 @@ class Behind:
         """Blocks that were found, or open, and could not be written."""
 
     def pages(self, block: int) -> Ids:
-        return block * self._layers + np.arange(self._layers)
+        return self._geometry.all_pages(np.array([block]))
 
     def slots(self, block: int) -> Slots:
         """Where the pages of a kept block are, in layer order."""

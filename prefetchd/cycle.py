@@ -4,6 +4,10 @@ A page just used is needed a whole step later at the earliest, so recency alone 
 policy keeps what is likely to be demanded at its layer's next turn, the sooner the turn the better.
 It takes the likelihood from the page's history and from what a predictor expects; it knows
 nothing of devices or time.
+
+With one layer there is no cycle: whole blocks are restored, the next turn is another request's, and
+how many turns ago a block was used says only how requests were cut into demands. Then the least
+recently used goes first.
 """
 
 from __future__ import annotations
@@ -13,8 +17,9 @@ from typing import ClassVar
 import numpy as np
 
 from prefetchd.history import PLAIN_RANK, Turns, UseHistory, one_turn, turns_of
+from prefetchd.lru import Lru
 from prefetchd.model import NO_IDS, Codes, Geometry, Ids, Mask, Scores, Slots
-from prefetchd.policy import Eviction
+from prefetchd.policy import Eviction, smallest
 
 UNHINTED_CHANCE = 0.5
 """What a prefetched page is held for until its layer's turn, when no hint speaks of it."""
@@ -35,6 +40,7 @@ class Cycle(Eviction):
         super().__init__(slots, geometry)
         layers = geometry.layers
         self.history: UseHistory = UseHistory(geometry)
+        self._recency = Lru(slots, geometry) if layers == 1 else None
         # Where the page here is, as the history keeps it; the page itself while it is new.
         places = layers * self.history.columns
         self._place = np.zeros(slots, np.int32 if places < 2**31 else np.int64)
@@ -75,6 +81,8 @@ class Cycle(Eviction):
         self._place[slots] = pages
         self._new[slots] = PREFETCHED if prefetched else DEMANDED
         self._any_new = True
+        if self._recency:
+            self._recency.inserted(slots, pages, prefetched=prefetched)
 
     def _take_in(self) -> None:
         """Look at all that came since the last time, before anything depends on it."""
@@ -95,11 +103,18 @@ class Cycle(Eviction):
         self._new[slots] = 0
 
     def touched(self, slots: Slots, pages: Ids, scores: Scores | None) -> None:
-        """Nothing new: `demanded` has told it."""
+        if self._recency:  # else `demanded` has told it
+            self._recency.touched(slots, pages, scores)
+
+    def returns(self, slots: Slots) -> None:
+        if self._recency:
+            self._recency.returns(slots)
 
     def removed(self, slots: Slots, pages: Ids) -> None:
         self._layer[slots] = self.geometry.layers
         self._new[slots] = 0
+        if self._recency:
+            self._recency.removed(slots, pages)
 
     def expected(self, pages: Ids, chances: Scores) -> None:
         self._take_in()
@@ -117,17 +132,17 @@ class Cycle(Eviction):
         self._stale[layers] = True
 
     def victims(self, count: int, allowed: Mask) -> Slots:
+        if self._recency:
+            return self._recency.victims(count, allowed)
         candidates = np.flatnonzero(allowed)
-        count = min(count, len(candidates))
-        if count <= 0:
+        if count <= 0 or len(candidates) == 0:
             return NO_IDS
         self._reckon()
-        worth = self._discounted(candidates)
-        worst = np.argpartition(worth, count - 1)[:count]
-        order = np.argsort(worth[worst], kind="stable")
-        return candidates[worst[order]]
+        return candidates[smallest(self._discounted(candidates), count)]
 
     def worth(self, slots: Slots) -> Scores:
+        if self._recency:
+            return np.zeros(len(slots), np.float32)  # any prefetch is better than the oldest
         return self._discounted(slots) * np.float32(LOSS_SHARE)
 
     def _discounted(self, slots: Slots) -> Scores:

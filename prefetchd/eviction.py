@@ -1,51 +1,13 @@
-"""The eviction policies there are, by name, and the plainest of them: least recently used first."""
+"""The eviction policies there are, by name."""
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-import numpy as np
-
 from prefetchd.arc import Arc
 from prefetchd.cycle import Cycle
-from prefetchd.model import Geometry, Ids, Mask, Scores, Slots
-from prefetchd.policy import Eviction, oldest
+from prefetchd.lru import Lru
+from prefetchd.policy import Eviction
 
 __all__ = ["EVICTIONS", "Arc", "Cycle", "Eviction", "Lru"]
-
-
-class Lru(Eviction):
-    """Least recently used first; within one batch the first page asked for counts as the oldest."""
-
-    name: ClassVar[str] = "lru"
-
-    def __init__(self, slots: int, geometry: Geometry) -> None:
-        super().__init__(slots, geometry)
-        # Empty slots are older than anything, and distinct, so that every order is a strict one.
-        self._empty = np.arange(-slots, 0, dtype=np.int64)
-        self._used = self._empty.copy()
-        self._clock = 0
-
-    def inserted(self, slots: Slots, pages: Ids, *, prefetched: bool) -> None:
-        self._stamp(slots)
-
-    def touched(self, slots: Slots, pages: Ids, scores: Scores | None) -> None:
-        self._stamp(slots)
-
-    def returns(self, slots: Slots) -> None:
-        self._stamp(slots)
-
-    def removed(self, slots: Slots, pages: Ids) -> None:
-        self._used[slots] = self._empty[slots]
-
-    def victims(self, count: int, allowed: Mask) -> Slots:
-        candidates = np.flatnonzero(allowed)
-        return oldest(candidates, self._used, count)
-
-    def _stamp(self, slots: Slots) -> None:
-        self._used[slots] = np.arange(self._clock, self._clock + len(slots))
-        self._clock += len(slots)
-
 
 EVICTIONS: dict[str, type[Eviction]] = {policy.name: policy for policy in (Lru, Arc, Cycle)}
 """Every policy, by the name it is chosen and reported by."""

@@ -12,25 +12,41 @@ import numpy as np
 
 from prefetchd.model import Geometry, Ids, Mask, every
 from prefetchd.staging import READING, Staging
-from prefetchd.tickets import Ticket
+from prefetchd.tickets import PutTicket, Ticket
 
 
 class Holds:
-    """`waiting`: the demands that have no answer yet, kept up to date by whoever asks."""
+    """`waiting`: the demands that have no answer yet, `putting`: the puts that have not ended; both
+    kept up to date by whoever asks.
 
-    def __init__(self, staging: Staging, geometry: Geometry, waiting: Mapping[int, Ticket]) -> None:
+    What a put has stored is held until it has ended: if not all of it fits, its end finds no room,
+    since a chain is of use as far as its beginning is there.
+    """
+
+    def __init__(
+        self,
+        staging: Staging,
+        geometry: Geometry,
+        waiting: Mapping[int, Ticket],
+        putting: Mapping[int, PutTicket],
+    ) -> None:
         self._staging = staging
         self._geometry = geometry
         self._waiting = waiting
+        self._putting = putting
 
     def blocks(self) -> Mask:
-        """Blocks (bool, one a block) whose pages somebody reads, waits for or has on the way."""
+        """Blocks (bool, one a block) whose pages somebody reads, waits for, puts or has on the
+        way."""
         staging, layers = self._staging, self._geometry.layers
         held = np.zeros(self._geometry.blocks, np.bool_)
         owned = (staging.pins > 0) | (staging.state == READING)
         held[staging.page_of[owned] // layers] = True
         for ticket in self._waiting.values():
             held[ticket.asked // layers] = True
+        for put in self._putting.values():
+            stored = put.blocks_so_far
+            held[stored[stored >= 0]] = True
         return held
 
     def check_demand(self, pages: Ids) -> None:

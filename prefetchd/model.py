@@ -83,6 +83,14 @@ class Geometry:
     def page_ids(self, blocks: Ids, layer: int) -> Ids:
         return blocks * self.layers + layer
 
+    def all_pages(self, blocks: Ids) -> Ids:
+        """Of these blocks, one after another, each in layer order."""
+        return (blocks[:, None] * self.layers + np.arange(self.layers)).reshape(-1)
+
+    def real(self, blocks: Ids) -> Ids:
+        """Those of `blocks` that there can be: callers' hints may name anything."""
+        return blocks[(blocks >= 0) & (blocks < self.blocks)]
+
 
 # --- hints: what an engine says ahead of time ---
 

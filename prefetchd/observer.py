@@ -118,8 +118,7 @@ class Observer:
         """A request over these blocks, in prefix order, is likely to be back. A prefix is of use
         without its tail and not the other way round, so the tail is the first to go."""
         geometry = self._staging.eviction.geometry
-        tail_first = blocks[::-1, None]
-        pages = (tail_first * geometry.layers + np.arange(geometry.layers)).reshape(-1)
+        pages = geometry.all_pages(blocks[::-1])
         slots = self._staging.slot_of[pages].astype(np.int64)
         self._staging.tell()
         self._staging.eviction.returns(slots[slots >= 0])

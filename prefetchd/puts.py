@@ -46,8 +46,15 @@ class PutLimits:
     ttl_s: float | None = None
 
 
-def puts_of(engine: Engine, parts: Parts, options: Options, held: Callable[[], Mask]) -> Puts:
-    """The puts of a runtime, with the bounds that its options give. `held`: see `Room`."""
+def puts_of(
+    engine: Engine,
+    parts: Parts,
+    options: Options,
+    held: Callable[[], Mask],
+    putting: dict[int, PutTicket],
+) -> Puts:
+    """The puts of a runtime, with the bounds that its options give. `held`: see `Room`; `putting`:
+    where those that have not ended are kept."""
     room = Room(
         engine,
         parts.driver,
@@ -64,7 +71,7 @@ def puts_of(engine: Engine, parts: Parts, options: Options, held: Callable[[], M
     )
     shape = parts.store.superblock
     fillers = Fillers(options.put_threads or threads_for_copies(), shape.extent_bytes)
-    return Puts(engine, parts.driver, room, admission, fillers, limits)
+    return Puts(engine, parts.driver, room, admission, fillers, limits, putting)
 
 
 class Puts:
@@ -76,6 +83,7 @@ class Puts:
         admission: Admission,
         fillers: Fillers,
         limits: PutLimits,
+        putting: dict[int, PutTicket],
     ) -> None:
         self._engine = engine
         self._driver = driver
@@ -86,7 +94,7 @@ class Puts:
         self._room_timeout_ns = limits.room_timeout_ns
         self._write_timeout_ns = limits.write_timeout_ns
         self._ttl_s = limits.ttl_s
-        self._open: dict[int, PutTicket] = {}
+        self._open = putting
         self._numbers = 0
 
     def put(
@@ -173,8 +181,12 @@ class Puts:
             try:
                 return writer.reserve(waiter, key, seed)
             except StoreFullError as error:
-                self._fail(waiter, str(error))
+                self._fail(waiter, f"{error}{self._own_share(waiter)}")
                 return None
+
+    def _own_share(self, waiter: Waiter) -> str:
+        own = int(np.count_nonzero(self._open[waiter.put].blocks_so_far >= 0))
+        return f", {own} by what this put began with, which stays; put less at once" if own else ""
 
     def _fill(self, job: Job, rows: NDArray[np.uint8], expires_ns: int) -> None:
         """Without the lock: copying takes longer than everything else there is to do."""

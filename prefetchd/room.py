@@ -19,7 +19,7 @@ import numpy as np
 from prefetchd.driver import Driver
 from prefetchd.engine import Engine
 from prefetchd.format import Superblock
-from prefetchd.model import NO_IDS, Forgotten, Ids, Mask
+from prefetchd.model import NO_IDS, Forgotten, Geometry, Ids, Mask
 from prefetchd.records import PUBLISH
 from prefetchd.store_place import StoreError
 
@@ -96,7 +96,9 @@ class Room:
         self._floor_bytes = floor_bytes
         self._evicts = evict
         self._lease_ns = lease_ns
-        self._leased_until_ns = np.zeros(driver.catalog.superblock.blocks, np.int64)
+        shape = driver.catalog.superblock
+        self._geometry = Geometry(shape.layers, shape.blocks)
+        self._leased_until_ns = np.zeros(shape.blocks, np.int64)
         self._leaving = NO_IDS  # hidden, and still held
         self._looked_ns = -_LOOK_NS
 
@@ -215,9 +217,7 @@ class Room:
             return
         self._leased_until_ns[blocks] = 0
         driver = self._driver
-        layers = driver.catalog.superblock.layers
-        pages = blocks[:, None] * layers + np.arange(layers)
-        self._engine.handle(Forgotten(pages.reshape(-1)))
+        self._engine.handle(Forgotten(self._geometry.all_pages(blocks)))
         if self._read_only:
             return
         said = driver.catalog.table["kind"][blocks] == PUBLISH

@@ -49,11 +49,12 @@ class Runtime:
         self._staged = parts.staging[:, : self.page_bytes].view()
         self._staged.flags.writeable = False
         self._tickets: dict[int, Ticket] = {}
+        self._putting: dict[int, PutTicket] = {}
         self._numbers = 0
         self._timeout_ns = int(options.demand_timeout_s * 1e9)
         self.engine = Engine(parts.core, parts.driver, self._on_ready, self._on_written)
-        self._holds = Holds(parts.core.staging, self.geometry, self._tickets)
-        self._puts = puts_of(self.engine, parts, options, self._holds.blocks)
+        self._holds = Holds(parts.core.staging, self.geometry, self._tickets, self._putting)
+        self._puts = puts_of(self.engine, parts, options, self._holds.blocks, self._putting)
         self.room = self._puts.room
         self._growing = OpenBlocks(
             self.engine, parts, self._puts, options.open_blocks_max, self._timeout_ns

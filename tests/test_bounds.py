@@ -171,6 +171,34 @@ def test_a_byte_cap_is_never_exceeded(tmp_path: Path) -> None:
         open_plain(tmp_path / "kv", replace(capped, cap_bytes=beside))
 
 
+@pytest.mark.parametrize("durability", ["durable", "fast"])
+@pytest.mark.parametrize("bound", ["cap", "quota", "blocks"])
+def test_of_a_put_larger_than_the_bound_the_longest_prefix_stays(
+    tmp_path: Path, bound: str, durability: str
+) -> None:
+    shape = plan_superblock(layout(), BLOCKS, 4096)
+    beside = shape.file_bytes - BLOCKS * shape.extent_bytes
+    options, room = {
+        "cap": (replace(PLAIN, cap_bytes=beside + 3 * shape.extent_bytes), 3),
+        "quota": (replace(PLAIN, quota_bytes=4 * shape.extent_bytes), 4),
+        "blocks": (PLAIN, BLOCKS),
+    }[bound]
+    pages = content(2 * BLOCKS)
+    with open_plain(tmp_path / "kv", replace(options, device="threads")) as runtime:
+        runtime.put(keys(3, 90), content(3, seed=9)).wait()  # what is older makes room
+        ticket = runtime.put(keys(2 * BLOCKS), pages, durability=durability).wait()
+        assert (ticket.blocks[:room] >= 0).all()
+        assert (ticket.blocks[room:] == -1).all()
+        assert len(ticket.failures) == 2 * BLOCKS - room
+        assert f"{room} by what this put began with" in ticket.failures[0]
+        found = runtime.lookup(keys(2 * BLOCKS))
+        assert len(found) == room
+        if room <= 4:  # what fits into staging at once
+            assert np.array_equal(read_all(runtime, found), pages[:room])
+        after = runtime.put(keys(2, 50), content(2, seed=5)).wait()
+        assert (after.blocks >= 0).all(), "what has been put is held no longer"
+
+
 def test_below_the_floor_of_free_space_nothing_is_written_and_all_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

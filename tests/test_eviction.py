@@ -1,4 +1,7 @@
-"""Eviction policies: the contract, over all of them, and LRU and ARC against plain models."""
+"""Eviction policies: the contract, over all of them, and LRU against a plain model.
+
+ARC is compared with libCacheSim in test_caches.py.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prefetchd.eviction import EVICTIONS, Arc, Cycle, Eviction, Lru
+from prefetchd.eviction import EVICTIONS, Cycle, Eviction, Lru
 from prefetchd.lab.belady import belady_misses
 from prefetchd.model import NO_IDS, Geometry, Ids, Scores
 
@@ -156,57 +159,6 @@ def test_lru_equals_an_ordered_dict(sequence: list[tuple[str, Ids]], slots: int)
         else:
             stage.prefetch(pages)
         assert set(model) == set(stage.page_of[stage.page_of >= 0].tolist())
-
-
-class PlainArc:
-    """ARC as published, one page at a time, over dicts in order of use."""
-
-    def __init__(self, slots: int) -> None:
-        self.slots, self.target = slots, 0.0
-        self.once, self.again = OrderedDict[int, None](), OrderedDict[int, None]()
-        self.once_ghosts, self.again_ghosts = OrderedDict[int, None](), OrderedDict[int, None]()
-
-    def demand(self, page: int) -> None:
-        if page in self.once or page in self.again:
-            self.once.pop(page, None)
-            self.again.pop(page, None)
-            self.again[page] = None
-            return
-        if len(self.once) + len(self.again) == self.slots:
-            # Room is made before the ghosts are looked at, as a staging does it.
-            from_once = len(self.once) > self.target or not self.again
-            source, ghosts = (
-                (self.once, self.once_ghosts) if from_once else (self.again, self.again_ghosts)
-            )
-            ghosts[source.popitem(last=False)[0]] = None
-            self._bound()
-        b1, b2 = len(self.once_ghosts), len(self.again_ghosts)
-        if page in self.once_ghosts:
-            self.target = min(self.target + max(1.0, b2 / b1), float(self.slots))
-        elif page in self.again_ghosts:
-            self.target = max(self.target - max(1.0, b1 / b2), 0.0)
-        known = page in self.once_ghosts or page in self.again_ghosts
-        self.once_ghosts.pop(page, None)
-        self.again_ghosts.pop(page, None)
-        (self.again if known else self.once)[page] = None
-        self._bound()
-
-    def _bound(self) -> None:
-        while len(self.once) + len(self.once_ghosts) > self.slots and self.once_ghosts:
-            self.once_ghosts.popitem(last=False)
-        held = len(self.once) + len(self.again)
-        while held + len(self.once_ghosts) + len(self.again_ghosts) > 2 * self.slots:
-            self.again_ghosts.popitem(last=False)
-
-
-@given(pages=st.lists(st.integers(0, 20), min_size=1, max_size=120), slots=st.integers(1, 8))
-@settings(max_examples=150, deadline=None)
-def test_arc_equals_the_plain_model_page_by_page(pages: list[int], slots: int) -> None:
-    stage, model = Stage(Arc(slots, GEOMETRY), slots), PlainArc(slots)
-    for page in pages:
-        stage.demand(ids(page))
-        model.demand(page)
-        assert set(model.once) | set(model.again) == set(stage.page_of[stage.page_of >= 0].tolist())
 
 
 def test_arc_outlasts_a_scan_and_lru_does_not() -> None:

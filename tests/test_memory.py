@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from prefetchd.model import Geometry
 from prefetchd.predictors._restraint import Sample
 from tests.memory_campaign import bytes_a_page, held_by
+from tests.reopen_campaign import reopen
 
 BYTES_A_PAGE = 64
 FIXED_BYTES = 1_500_000
@@ -43,3 +46,13 @@ def test_a_sample_numbers_its_pages_without_gaps(layers: int) -> None:
     sample, pages = Sample(geometry), np.arange(geometry.pages)
     mine = pages[sample.has(pages)]
     assert sample.numbers(mine).tolist() == list(range(sample.pages))
+
+
+def test_the_store_that_reopening_is_timed_on_is_found_whole_both_ways(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    found = reopen(tmp_path / "kv", 64, 4, 1)
+    assert found.blocks_found == 64
+    scans = [record for record in caplog.records if "64 headers were read" in record.message]
+    assert len(scans) == 2, "one after each crash, none after a clean close"

@@ -18,7 +18,7 @@ from prefetchd.lab.attention import read_attention
 from prefetchd.lab.request_csv import CsvSettings
 from prefetchd.lab.requests import Requests, read_requests
 from prefetchd.lab.sources import trace_source
-from prefetchd.lab.spool import Row, runs_of
+from prefetchd.lab.spool import chains, runs_of
 from prefetchd.lab.trace_format import TraceError, TraceHeader, TraceWriter, open_trace
 from prefetchd.lab.trace_schema import Columns
 from tests.replays import trace_columns, write_trace
@@ -113,8 +113,11 @@ def test_sessions_keep_sub_agents_think_times_and_stop_reasons(tmp_path: Path) -
 
 @given(blocks=st.lists(st.integers(0, 40), max_size=30))
 def test_a_chain_is_its_runs_each_block_once(blocks: list[int]) -> None:
-    row = Row(0, runs_of(np.array(blocks, np.int64)), 0)
-    assert row.blocks().tolist() == list(dict.fromkeys(blocks))
+    mine = runs_of(np.array(blocks, np.int64))
+    once = list(dict.fromkeys(blocks))
+    sizes, found = chains([mine, runs_of(np.arange(3)), mine])
+    assert sizes.tolist() == [len(once), 3, len(once)]
+    assert found.tolist() == [*once, 0, 1, 2, *once]
 
 
 def test_lengths_alone_become_requests_without_reuse_and_only_if_asked(tmp_path: Path) -> None:
@@ -171,6 +174,7 @@ def test_objects_are_runs_of_blocks_and_keep_them_as_they_grow(tmp_path: Path) -
         (OBJECTS + "1,Trim,1,Tier-0,k,Decode\n", "line 8 .*'Trim' is neither Read nor Write"),
         (OBJECTS + "inf,Read,1,Tier-0,k,Decode\n", "line 8 cannot be used"),
         (OBJECTS + "1,Read,1e300,Tier-0,k,Decode\n", "an object of"),
+        ('{"block_size": 64, "requests": []}\n{"requests": [], "block_size": 16}', "blocks of 16"),
         ("Timestamp,Operation\n", "are not those of MLPerf"),
         ('{"requests": [{"t": 0, "type": "n", "hash_runs": [[0, 99999999]]}]}', "claim 99999999"),
     ],
@@ -222,6 +226,9 @@ def test_more_blocks_than_a_recording_can_number_fit_into_our_own_format(tmp_pat
 
 def test_requests_out_of_order_are_put_in_order(tmp_path: Path) -> None:
     path = write(tmp_path / "t.jsonl", [chat(5, [1]), chat(0, [2]), chat(9, [3]), chat(7, [4])])
+    nothing_told = {**chat(3, [5]), "input_length": None}
+    bare = write(tmp_path / "bare.jsonl", [nothing_told])
+    assert read(bare)[1]["input_tokens"].tolist() == [-1]
     assert read(path)[1]["blocks"].tolist() == [2, 1, 4, 3]
 
 

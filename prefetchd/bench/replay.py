@@ -137,14 +137,16 @@ def replay_decode(
         )
         for plan in planned
     ]
-    bound = [client_bound(name, rounds) for name, rounds in logs.items()]
+    said = [client_bound(name, rounds) for name, rounds in logs.items()]
+    if workload.synthetic:
+        said.insert(0, f"SYNTHETIC: the trace was {workload.synthetic}")
     return metrics.Result(
         device=seen.described(),
         settings=told_settings(
             workload, settings, {"idle_s": settings.idle_s, "tend": settings.tend}
         ),
         runs=metrics.relate(runs),
-        notes=[words for words in bound if words],
+        notes=[words for words in said if words],
     )
 
 

@@ -157,7 +157,7 @@ def _what(result: Result) -> str:
     staging = settings.staging_slots * settings.page_bytes
     rounds = "one round" if settings.rounds == 1 else f"{settings.rounds} interleaved rounds"
     return (
-        f"The decode recorded in {settings.trace} was replayed in real time:"
+        f"The decode in {settings.trace} was replayed in real time:"
         f" {settings.steps} steps of {settings.layers} layers, {settings.layer_us:,.0f} µs of"
         f" computing each, the {settings.top_k} heaviest blocks per head;"
         f" {rounds}, measured after {settings.warmup_steps} steps."

@@ -24,7 +24,8 @@ _NEEDED = {"block_ids", "mass", "hint_ids", "hint_mass"}
 
 @dataclass(frozen=True)
 class AttentionTrace:
-    """One recorded decode. Columns as in `trace_schema`; hints may be absent."""
+    """One decode. Columns as in `trace_schema`; hints may be absent. `synthetic` says what it was
+    generated from; it is empty for a recording."""
 
     name: str
     block_ids: BlockIds
@@ -33,6 +34,7 @@ class AttentionTrace:
     hint_mass: NDArray[np.float16] | None
     prompt_tokens: int
     block_tokens: int
+    synthetic: str = ""
 
     @property
     def steps(self) -> int:
@@ -101,6 +103,7 @@ def read_attention(path: Path) -> AttentionTrace:
         hint_mass=columns["hint_mass"].astype(np.float16) if "hint_mass" in columns else None,
         prompt_tokens=header.prompt_tokens,
         block_tokens=header.block_tokens,
+        synthetic=(header.how or f"from {header.origin}") if header.synthetic else "",
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import re
+from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -190,14 +191,17 @@ class _Objects:
         if not 0 <= count <= _CHAIN_BLOCKS_MAX:
             raise ValueError(f"an object of {size} bytes in blocks of {self._block_bytes}")
         runs = self._runs.setdefault(key, [])
-        more = count - sum(length for _, length in runs)
-        if more > 0:
-            runs.append((self._blocks, more))
-            self._blocks += more
-        pairs = np.array(runs, np.int64).reshape(-1, 2).copy()
-        ends = np.cumsum(pairs[:, 1])
-        pairs[:, 1] -= np.clip(ends - count, 0, pairs[:, 1])
-        return pairs.tobytes()
+        taken = array("q")
+        for start, length in runs:
+            taken.extend((start, min(length, count)))
+            count -= taken[-1]
+            if not count:
+                break
+        if count:
+            runs.append((self._blocks, count))
+            taken.extend(runs[-1])
+            self._blocks += count
+        return taken.tobytes()
 
     def number(self, key: str) -> int:
         return self._number.setdefault(key, len(self._number))

@@ -76,8 +76,8 @@ def _conversation(
                 int(float(line["timestamp"]) * 1e6),
                 runs_of(_ids(line["hash_ids"])),
                 len(spool),
-                input_tokens=int(line.get("input_length", -1)),
-                output_tokens=int(line.get("output_length", -1)),
+                input_tokens=_told(line.get("input_length")),
+                output_tokens=_told(line.get("output_length")),
             )
             spool.add(row)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
@@ -91,13 +91,16 @@ def _conversation(
 def _sessions(
     path: Path, lines: Iterator[_Object], spool: Spool, limit: int | None
 ) -> SpooledRequests:
-    base, tokens = 0, _SESSION_TOKENS
+    base, tokens = 0, 0
     for place, (number, line) in enumerate(lines):
         start_ns = place * SESSION_GAP_NS
         if limit is not None and len(spool) >= limit and _latest(spool, limit) < start_ns:
             break  # what is still to come arrives later than all that is asked for
         try:
-            tokens = int(line.get("block_size", tokens))
+            size = int(line.get("block_size") or _SESSION_TOKENS)
+            tokens = tokens or size
+            if size != tokens:
+                raise ValueError(f"blocks of {size} tokens, and of {tokens} before it")
             highest = 0
             for at_s, agent, request in _Flat().requests(line["requests"], 0.0, 0):
                 pairs = _pairs(request["hash_runs"])
@@ -109,8 +112,8 @@ def _sessions(
                     place,
                     str(request.get("stop") or ""),
                     int(float(request.get("think_time") or 0) * 1e9),
-                    int(request.get("in", -1)),
-                    int(request.get("out", -1)),
+                    _told(request.get("in")),
+                    _told(request.get("out")),
                     agent,
                 )
                 spool.add(row)
@@ -147,6 +150,11 @@ class _Flat:
                 yield from self.requests(request["requests"], at_s, self._agents)
             else:
                 yield at_s, agent, request
+
+
+def _told(tokens: Any) -> int:
+    """A count of tokens, -1 where there is none."""
+    return int(tokens) if isinstance(tokens, int | float) and tokens >= 0 else -1
 
 
 def _pairs(runs: Any) -> Ids:

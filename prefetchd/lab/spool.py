@@ -24,6 +24,7 @@ from prefetchd.model import Ids
 _IN_MEMORY_BYTES = 8 << 20  # a smaller spool needs no file
 _BURST_MEAN = 1.5  # requests per distinct timestamp, above which timestamps are coarse
 _ROW_BYTES = 64
+_RUN_BYTES = 16
 _STOPS_MAX = 1 << 16
 
 
@@ -39,15 +40,21 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     output_tokens: int = -1
     agent: int = 0
 
-    def blocks(self) -> Ids:
-        """The chain, in prefix order, each block once."""
-        pairs = np.frombuffer(self.runs, np.int64).reshape(-1, 2)
-        counts = pairs[:, 1]
-        before = np.cumsum(counts) - counts
-        blocks = np.repeat(pairs[:, 0] - before, counts) + np.arange(int(counts.sum()))
-        ordered = pairs[np.argsort(pairs[:, 0], kind="stable")]
-        is_apart = bool((ordered[1:, 0] >= ordered[:-1].sum(axis=1)).all())
-        return blocks if is_apart else _once(blocks)
+
+def chains(runs: list[bytes]) -> tuple[Ids, Ids]:
+    """Sizes and blocks of requests, each block once in its chain, in prefix order."""
+    pairs = np.frombuffer(b"".join(runs), np.int64).reshape(-1, 2)
+    owner = np.repeat(np.arange(len(runs)), [len(one) // _RUN_BYTES for one in runs])
+    counts = pairs[:, 1]
+    before = np.cumsum(counts) - counts
+    blocks = np.repeat(pairs[:, 0] - before, counts) + np.arange(int(counts.sum()))
+    sizes = np.bincount(owner, counts, len(runs)).astype(np.int64)
+    order = np.lexsort((pairs[:, 0], owner))
+    ends, starts = pairs[order[:-1]].sum(axis=1), pairs[order[1:], 0]
+    if not ((owner[order[:-1]] == owner[order[1:]]) & (starts < ends)).any():
+        return sizes, blocks
+    each = [_once(chain) for chain in np.split(blocks, np.cumsum(sizes)[:-1])]
+    return np.array([len(chain) for chain in each], np.int64), np.concatenate(each)
 
 
 def runs_of(blocks: Ids) -> bytes:
@@ -121,8 +128,8 @@ class SpooledRequests:
         """As `OpenTrace.chunks`."""
         rows: list[Row] = []
         held, first = 0, 0
-        for number in self.order.tolist():
-            row = self.spool.row(number)
+        for number in self.order:
+            row = self.spool.row(int(number))
             rows.append(row)
             held += _ROW_BYTES + 8 * int(np.frombuffer(row.runs, np.int64)[1::2].sum())
             if held >= CHUNK_BYTES:
@@ -133,12 +140,12 @@ class SpooledRequests:
             yield _picked(self._columns(rows, first), only)
 
     def _columns(self, rows: list[Row], first: int) -> Columns:
-        chains = [row.blocks() for row in rows]
+        sizes, blocks = chains([row.runs for row in rows])
         stops = self.spool.stops
         return {
             "arrival_ns": self.arrival_ns[first : first + len(rows)],
-            "sizes": np.array([len(chain) for chain in chains], np.int64),
-            "blocks": np.concatenate(chains),
+            "sizes": sizes,
+            "blocks": blocks,
             "session": np.array([row.session for row in rows], np.int64),
             "stop": np.array([stops[row.stop] for row in rows], np.uint16),
             "think_ns": np.array([row.think_ns for row in rows], np.int64),

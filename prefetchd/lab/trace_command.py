@@ -16,6 +16,7 @@ from rich.console import Console
 
 from prefetchd.lab.request_csv import CsvSettings
 from prefetchd.lab.sources import Source, trace_source
+from prefetchd.lab.synth_command import synth
 from prefetchd.lab.trace_edit import Cut, cut, merge
 from prefetchd.lab.trace_info import look
 from prefetchd.lab.trace_out import PARAMETERS, write_libcachesim
@@ -24,7 +25,9 @@ from prefetchd.lab.trace_schema import TraceError
 from prefetchd.lab.trace_tables import print_info
 from prefetchd.units import parse_bytes
 
-trace_app = typer.Typer(help="Show, convert, cut and merge traces.", no_args_is_help=True)
+trace_app = typer.Typer(help="Show, convert, cut, merge and make traces.", no_args_is_help=True)
+
+trace_app.command("synth")(synth)
 
 
 class Target(StrEnum):

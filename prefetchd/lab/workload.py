@@ -29,13 +29,17 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """`demands[step][layer]`, `hints[step][layer]` (for that layer), `arrivals[step]`."""
+    """`demands[step][layer]`, `hints[step][layer]` (for that layer), `arrivals[step]`.
+
+    `synthetic` as in `AttentionTrace`: whoever shows figures of this says so.
+    """
 
     name: str
     geometry: Geometry
     demands: list[list[Demand]]
     hints: list[list[PageHint | None]]
     arrivals: dict[int, list[ChainHint]]
+    synthetic: str = ""
 
     @property
     def steps(self) -> int:
@@ -91,7 +95,7 @@ def batched(
         hints.append([_hint(trace, geometry, live, layer, top_k) for layer in range(layers)])
     prompt = np.arange(prompt_blocks)
     arrivals = {max(0, r * stride - 1): [ChainHint(r, maps[r][prompt])] for r in range(1, requests)}
-    return Workload(trace.name, geometry, demands, hints, arrivals)
+    return Workload(trace.name, geometry, demands, hints, arrivals, trace.synthetic)
 
 
 def _block_map(blocks: int, shared: int, request: int) -> Ids:

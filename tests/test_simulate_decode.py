@@ -96,11 +96,14 @@ def test_a_step_takes_its_compute_and_its_stalls(trace: Path) -> None:
 
 def test_beladys_bound_is_no_worse_than_what_evicts_without_prefetch(trace: Path) -> None:
     result = simulated(trace, controls=("none",), predictors=("none",), evict="cycle")
-    [belady] = result.bounds
+    belady, clairvoyant = result.bounds
     assert belady.miss_rate is not None
     assert all((run.miss_rate or 0) >= belady.miss_rate for run in result.runs)
     assert belady.reads_per_needed == belady.miss_rate
     assert belady.tpot_ms is None
+    assert clairvoyant.hit_rate is not None
+    assert clairvoyant.hit_rate >= 1 - belady.miss_rate
+    assert all(run.tpot_ms >= (clairvoyant.tpot_ms or 0) for run in result.runs)
 
 
 def test_several_requests_and_their_arrivals(trace: Path) -> None:

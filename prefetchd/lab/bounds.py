@@ -49,12 +49,14 @@ def fewest_late(
     *,
     lead_ns: int | None = None,
     first_is_put: bool = False,
+    first: int = 0,
 ) -> int:
     """How many demanded pages at least are late or missing, staging empty at first.
 
     `times_ns` (int64, one a demand) never falls. `page_ns`: time from one read to the next at the
     device's full rate, 1e9 / (pages/s). `lead_ns`: how long before its demand a page can be asked
     for; None: from the first demand on. With `first_is_put` the first use of a page brings it.
+    `first`: without a lead, only demands from this one on count, whatever was staged before it.
     Raises ValueError for times that fall, or a demand of more pages than there are slots.
     """
     if len(times_ns) and (np.diff(times_ns) < 0).any():
@@ -63,7 +65,8 @@ def fewest_late(
         return 0
     if lead_ns is None:
         misses = belady_misses(demands, slots, first_is_put=first_is_put)
-        return _beyond_bucket(misses, times_ns, slots, page_ns)
+        filled = slots if first else 0
+        return _beyond_bucket(misses[first:], times_ns[first:], slots, page_ns, filled)
     pages, sizes = columns(demands)
     asked = np.ones(len(pages), np.bool_)
     if first_is_put:
@@ -111,14 +114,18 @@ def fewest_late_reads(due_ns: NDArray[np.int64], page_ns: float, lead_ns: int) -
 
 
 def _beyond_bucket(
-    misses: NDArray[np.int64], times_ns: NDArray[np.int64], slots: int, page_ns: float
+    misses: NDArray[np.int64],
+    times_ns: NDArray[np.int64],
+    slots: int,
+    page_ns: float,
+    filled: float,
 ) -> int:
     """Reads that no schedule can have made in time, when no more than `slots` are made ahead.
 
     Between two demands no eviction can do with fewer reads than Belady less what was there at the
     beginning, which is a page a slot at most: a bucket of so many, filled at the device's rate.
     """
-    late, filled = 0, 0.0
+    late = 0
     ahead = np.diff(times_ns, prepend=times_ns[:1]) / page_ns
     for gained, taken in zip(ahead.tolist(), misses.tolist(), strict=True):
         filled = min(float(slots), filled + gained) - taken

@@ -40,7 +40,7 @@ def score(
     Raises ScoreError, and what the executor raises.
     """
     wanted, all_places = cells(grid), places(grid)
-    tasks = [*dict.fromkeys(same(cell, grid) for cell in wanted), *all_places]
+    tasks: list[Cell | Place] = [*dict.fromkeys(same(cell, grid) for cell in wanted), *all_places]
     rows: dict[Cell, Row] = {}
     bounds: dict[Place, Bounds] = {}
     futures = {executor.submit(run_task, task, grid, profile): task for task in tasks}

@@ -27,10 +27,11 @@ from prefetchd.drive_model import DriveModel
 from prefetchd.drive_profile import DriveProfile
 from prefetchd.guarded import PredictorError
 from prefetchd.lab import simulate_decode, simulate_restore
+from prefetchd.lab.bound_figures import due
 from prefetchd.lab.decision_clock import DecisionClock
 from prefetchd.lab.requests import Requests
 from prefetchd.lab.score_grid import Grid
-from prefetchd.lab.score_oracle import DueOracle, due
+from prefetchd.lab.score_oracle import DueOracle
 from prefetchd.lab.score_result import Bounds, Cell, Cost, Place, Row
 from prefetchd.lab.simulate_decode import SimulateSettings
 from prefetchd.lab.trace_format import TraceError
@@ -83,11 +84,13 @@ def run_bounds(place: Place, grid: Grid, profile: DriveProfile) -> Bounds:
         if place.regime == "decode":
             workload = _workload(grid, place.trace)
             settings = _decode_settings(place, grid, workload)
-            slots, bounds = settings.staging_slots, simulate_decode.bounds(workload, settings)
+            slots = settings.staging_slots
+            bounds = simulate_decode.bounds(workload, settings, profile)
         else:
             requests = _requests(grid, place.trace)
             restore = _restore_settings(place, grid, requests, "lru")
-            slots, bounds = restore.staging_blocks, simulate_restore.bounds(requests, restore)
+            slots, drive = restore.staging_blocks, _drive(restore, profile)
+            bounds = simulate_restore.bounds(requests, restore, drive)
     return Bounds(place=place, staging_slots=slots, bounds=bounds)
 
 
@@ -212,10 +215,14 @@ def _staging_blocks(staging: str, grid: Grid, requests: Requests) -> int:
     return min(blocks, requests.distinct)
 
 
+def _drive(settings: RestoreSettings, profile: DriveProfile) -> DriveProfile:
+    return simulate_restore.limited(settings) if settings.limit_blocks_s else profile
+
+
 def _restore(cell: Cell, grid: Grid, profile: DriveProfile) -> Row:
     requests = _requests(grid, cell.place.trace)
     settings = _restore_settings(cell.place, grid, requests, cell.evict)
-    drive = simulate_restore.limited(settings) if settings.limit_blocks_s else profile
+    drive = _drive(settings, profile)
     plan = _restore_plan(cell, settings, requests)
     seen: list[tuple[Watch, DecisionClock]] = []
 
@@ -263,9 +270,9 @@ def _restore_plan(cell: Cell, settings: RestoreSettings, requests: Requests) -> 
         return plan(predictor="none", staging_blocks=settings.blocks)
     if cell.name == "none":
         return plan(predictor="none", staging_blocks=settings.staging_blocks)
-    lead_ns, block_ns = int(lead_ms * 1e6), int(1e9 / settings.consume_blocks_s)
-    pages, due_ns = due(requests, lead_ns, block_ns)
-    oracle = partial(DueOracle, pages=pages, due_ns=due_ns)
+    pages, due_ns = due(requests, int(1e9 / settings.consume_blocks_s))
+    # A run begins with the first announcement, a lead before the first arrival.
+    oracle = partial(DueOracle, pages=pages, due_ns=due_ns + int(lead_ms * 1e6))
     return plan(predictor=oracle, staging_blocks=settings.staging_blocks)
 
 

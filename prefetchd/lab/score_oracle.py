@@ -11,7 +11,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from prefetchd.lab.requests import Requests
 from prefetchd.model import Geometry, Ids
 from prefetchd.predictor import Guess, Predictor
 
@@ -39,17 +38,3 @@ class DueOracle(Predictor):
         first.sort()
         pages: Ids = ahead[first][: min(limit, self._most)]
         return Guess(pages, np.ones(len(pages), np.float32), keep=pages, restores=True)
-
-
-def due(requests: Requests, lead_ns: int, block_ns: int) -> tuple[Ids, NDArray[np.int64]]:
-    """Every block that a request restores, and when it is due, by that time.
-
-    A run begins with the first announcement, `lead_ns` before the trace's first arrival.
-    """
-    counts = requests.reusable()
-    starts = requests.starts[:-1]
-    within = np.arange(int(counts.sum())) - (np.cumsum(counts) - counts).repeat(counts)
-    pages = requests.blocks[starts.repeat(counts) + within]
-    due_ns = (requests.arrival_ns + lead_ns).repeat(counts) + within * block_ns
-    order = np.argsort(due_ns, kind="stable")
-    return pages[order], due_ns[order]

@@ -217,5 +217,6 @@ def _bound_columns(one: Bounds, bound: metrics.Bound) -> _Line:
         "late_rate": bound.late_rate,
         "miss_rate": bound.miss_rate,
         "stalled_share": bound.stalled_share,
+        "time_ms": bound.tpot_ms,
         "reads_per_needed": bound.reads_per_needed,
     }

@@ -41,9 +41,11 @@ def histogram(counts: list[int]) -> str:
 
 
 COLUMNS = (
-    Column("time", "ms", "time", lambda row: figures(row.time_ms)),
+    Column(
+        "time", "ms", "time", lambda row: figures(row.time_ms), lambda one: figures(one.tpot_ms)
+    ),
     Column("gap", "closed %", "gap", lambda row: share(row.gap_closed)),
-    Column("hit", "%", "hit", lambda row: share(row.hit_rate), lambda one: share(one.hit_rate)),
+    Column("hit", "%", "hit", lambda one: share(one.hit_rate), lambda one: share(one.hit_rate)),
     Column("late", "%", "late", lambda row: share(row.late_rate), lambda one: share(one.late_rate)),
     Column("miss", "%", "miss", lambda row: share(row.miss_rate), lambda one: share(one.miss_rate)),
     Column(

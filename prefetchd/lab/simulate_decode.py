@@ -10,8 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
 from prefetchd import metrics
 from prefetchd.assembly import Options, build_core
 from prefetchd.bench.decode_loop import Log, Pace, follow
@@ -20,12 +18,11 @@ from prefetchd.bench.runs import DecodeSettings, Plan, Report, plans, told_setti
 from prefetchd.core import Core
 from prefetchd.drive_model import DriveModel
 from prefetchd.drive_profile import DriveProfile
-from prefetchd.lab.belady import belady_misses
+from prefetchd.lab.bound_figures import decode_bounds, read_spacing_ns
 from prefetchd.lab.decode_stage import VirtualStage
 from prefetchd.lab.dpu import NO_DPU, Dpu
 from prefetchd.lab.virtual import Record
 from prefetchd.lab.workload import Workload
-from prefetchd.model import Ids
 
 SCHEMA: Literal["prefetchd.simulate.decode/1"] = "prefetchd.simulate.decode/1"
 _ALIGNMENT_BYTES = 4096
@@ -74,7 +71,7 @@ def simulate_decode(
         device=described(profile, settings.dpu),
         settings=told_settings(workload, settings, _more(settings.dpu)),
         runs=metrics.relate(runs),
-        bounds=bounds(workload, settings),
+        bounds=bounds(workload, settings, profile),
     )
 
 
@@ -131,23 +128,14 @@ def _more(dpu: Dpu) -> dict[str, str | int | float | bool]:
     }
 
 
-def bounds(workload: Workload, settings: SimulateSettings) -> list[metrics.Bound]:
-    """What nothing can beat, as far as it can be computed."""
-    demands = workload.future()
-    first = settings.warmup_steps * workload.geometry.layers
-    needed = sum(len(demand) for demand in demands[first:])
-    return [_belady(demands, settings.staging_slots, first, needed)]
-
-
-def _belady(demands: list[Ids], slots: int, first: int, needed: int) -> metrics.Bound:
-    misses = belady_misses(demands, slots)[first:]
-    missed = metrics.ratio(int(misses.sum()), needed)
-    return metrics.Bound(
-        name="belady",
-        meaning="Belady's optimum: fewest misses of any eviction, without prefetch",
-        hit_rate=None if missed is None else 1 - missed,
-        late_rate=0.0,
-        miss_rate=missed,
-        stalled_share=float(np.mean(misses > 0)),
-        reads_per_needed=missed,
+def bounds(
+    workload: Workload, settings: SimulateSettings, profile: DriveProfile
+) -> list[metrics.Bound]:
+    """What nothing can beat on that drive."""
+    return decode_bounds(
+        workload,
+        slots=settings.staging_slots,
+        warmup_steps=settings.warmup_steps,
+        layer_us=settings.layer_us,
+        page_ns=read_spacing_ns(profile, padded(settings.page_bytes)),
     )

@@ -27,7 +27,7 @@ from prefetchd.bench.runs import Report
 from prefetchd.core import Core, CoreLimits
 from prefetchd.drive_model import DriveModel
 from prefetchd.drive_profile import DriveProfile
-from prefetchd.lab.belady import belady_misses
+from prefetchd.lab.bound_figures import read_spacing_ns, restore_bounds
 from prefetchd.lab.dpu import NO_DPU, Dpu
 from prefetchd.lab.requests import Requests
 from prefetchd.lab.restore_run import TIMEOUT_NS, SimulatedRestore
@@ -89,7 +89,7 @@ def simulate_restore(
         device=described(drive, settings.limit_blocks_s, dpu),
         settings=msgspec.structs.replace(settings, more=_more(dpu)),
         runs=runs,
-        bounds=bounds(requests, settings),
+        bounds=bounds(requests, settings, drive),
     )
 
 
@@ -186,29 +186,13 @@ def _more(dpu: Dpu) -> dict[str, str | int | float | bool]:
     }
 
 
-def bounds(requests: Requests, settings: RestoreSettings) -> list[metrics.Bound]:
-    """What nothing can beat, as far as it can be computed."""
-    belady = _belady(requests, settings.staging_blocks)
-    return [belady] if belady else []
-
-
-def _belady(requests: Requests, slots: int) -> metrics.Bound | None:
-    """None where a request needs more blocks than there are slots.
-
-    One request after another, its new blocks brought at its start; as they are nobody's miss, what
-    is missing beyond them is.
-    """
-    chains = [requests.chain(number) for number in range(len(requests))]
-    if max(len(chain) for chain in chains) > slots:
-        return None
-    reusable = int(requests.reusable().sum())
-    missed = int(belady_misses(chains, slots).sum()) - requests.distinct
-    share = metrics.ratio(missed, reusable)
-    return metrics.Bound(
-        name="belady",
-        meaning="Belady's optimum: fewest misses of any eviction, without prefetch",
-        hit_rate=None if share is None else 1 - share,
-        late_rate=0.0,
-        miss_rate=share,
-        reads_per_needed=share,
+def bounds(
+    requests: Requests, settings: RestoreSettings, drive: DriveProfile
+) -> list[metrics.Bound]:
+    """What nothing can beat on that drive."""
+    return restore_bounds(
+        requests,
+        slots=settings.staging_blocks,
+        block_ns=int(1e9 / settings.consume_blocks_s),
+        page_ns=read_spacing_ns(drive, settings.block_bytes),
     )

@@ -108,6 +108,11 @@ thead th.best { color: var(--ink); }
 code { font: 0.92em ui-monospace, "SF Mono", Menlo, Consolas, monospace; }
 .key { display: inline-block; width: 22px; margin-right: 9px; vertical-align: middle;
   border-top: 3px solid; }
+.bar { display: block; height: 4px; margin-top: 3px; background: var(--line); min-width: 34px; }
+.bar i { display: block; height: 4px; background: var(--accent); }
+.control .bar i { background: var(--muted); }
+.slack { fill: var(--good); vertical-align: bottom; } .slack .late { fill: var(--warn); }
+.part { font-size: 21px; margin: 34px 0 10px; } .part small { color: var(--muted); }
 .notes { background: var(--warn-back); padding: 12px 20px; }
 .notes ul { margin: 0; padding: 0; list-style: none; }
 .notes li { margin: 5px 0; overflow-wrap: anywhere; }

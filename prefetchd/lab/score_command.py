@@ -62,7 +62,9 @@ def score_command(
         ),
     ] = None,
     hints: Annotated[bool, typer.Option(help="Tell ahead what will be needed.")] = True,
-    both_hints: Annotated[bool, typer.Option(help="With hints and without.")] = False,
+    both_hints: Annotated[
+        bool, typer.Option("--both-hints", help="With hints and without.")
+    ] = False,
     steps: options.Steps = None,
     requests: Annotated[
         int | None, typer.Option(min=1, help="Restore: only the first requests.")

@@ -39,7 +39,7 @@ class Oracle(Predictor):
         sizes = np.array([len(pages) for pages in future], np.int64)
         self._starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
         self._pages = np.concatenate([np.empty(0, np.int64), *future]).astype(np.int64)
-        self._earlier = _earlier_positions(self._pages)
+        self._earlier = earlier_positions(self._pages)
         self._position = 0
 
     def on_access(self, access: Access) -> None:
@@ -61,7 +61,7 @@ class Oracle(Predictor):
         return Guess(pages, np.ones(len(pages), np.float32), keep=pages)
 
 
-def _earlier_positions(pages: Ids) -> Ids:
+def earlier_positions(pages: Ids) -> Ids:
     """For each position the last earlier position of the same page, or -1."""
     earlier = np.full(len(pages), -1, np.int64)
     order = np.argsort(pages, kind="stable")

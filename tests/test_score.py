@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from rich.console import Console
 
 from prefetchd.bench.runs import ReplayError
 from prefetchd.drive_profile import DEFAULT, load_profile
@@ -21,6 +22,7 @@ from prefetchd.lab.score import count_tasks, related, score
 from prefetchd.lab.score_cell import run_bounds, run_cell
 from prefetchd.lab.score_grid import Grid, cells, places, same
 from prefetchd.lab.score_result import Cost, Row, Score, TraceFile, decode, encode
+from prefetchd.lab.score_table import score_table
 from prefetchd.lab.score_workers import WorkersError, workers
 from prefetchd.lab.trace_format import TraceWriter
 from prefetchd.lab.trace_schema import TraceHeader
@@ -301,6 +303,34 @@ def test_a_synthetic_trace_is_called_so_in_every_output(
     assert '<span class="badge">SYNTHETIC</span>' in (tmp_path / "s.html").read_text()
     [line, *_] = csv.DictReader(io.StringIO(done.out))
     assert line["synthetic"] == "1"
+
+
+def test_a_narrow_terminal_leaves_columns_out_and_says_so(found: Score) -> None:
+    text = io.StringIO()
+    Console(file=text, width=80, highlight=False).print(score_table(found))
+    told = text.getvalue()
+    assert max(len(line) for line in told.splitlines()) <= 80
+    assert "Left out for want of width: stalled" in told
+    assert "\N{HORIZONTAL ELLIPSIS}" not in told
+
+
+def test_a_file_is_found_from_where_it_was_named(
+    grid: Grid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows are the same wherever the folder lies."""
+    rows = []
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "mine.py").write_text(
+            "from prefetchd.predictor import Predictor\n\nclass Mine(Predictor): ...\n"
+        )
+        own = msgspec.structs.replace(
+            grid, predictors=("./mine.py",), folder=str(tmp_path / name), traces=grid.traces[:1]
+        )
+        monkeypatch.chdir(tmp_path)
+        rows.append(scored(own))
+    assert exact(rows[0]) == exact(rows[1])
+    assert {row.cell.predictor for row in rows[0].rows} > {"./mine.py"}
 
 
 @pytest.mark.parametrize("jobs", ["1", "2"])

@@ -96,10 +96,10 @@ def _device(grid: Grid, profile: DriveProfile) -> metrics.Device:
     return described_decode(profile, NO_DPU)
 
 
-def _settings(grid: Grid) -> dict[str, str | int | float | bool | None]:
+def _settings(grid: Grid) -> dict[str, int | float | bool | None]:
     """What a reader needs to repeat the runs and does not see in the rows."""
     plain = msgspec.structs.asdict(grid)
-    kinds = str | int | float | bool | None
+    kinds = int | float | bool | None
     return {name: value for name, value in plain.items() if isinstance(value, kinds)}
 
 

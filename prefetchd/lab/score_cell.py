@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache, partial
-from pathlib import Path
 
 import numpy as np
 
@@ -99,9 +98,8 @@ def run_bounds(place: Place, grid: Grid, profile: DriveProfile) -> Bounds:
 
 @lru_cache(maxsize=4)
 def _workload(grid: Grid, trace: str) -> Workload:
-    path = next(one.path for one in grid.traces if one.name == trace)
     return decode_options.recorded(
-        Path(path) if path else None,
+        grid.trace_path(trace),
         top_k=grid.top_k,
         steps=grid.steps,
         warmup=grid.warmup_steps,
@@ -118,7 +116,7 @@ def _decode_settings(
         slots = checked_slots(workload, int(staging))
     else:
         slots = decode_options.slots(workload, staging, grid.page_bytes)
-    names = (cell.predictor,) if cell else ()
+    names = (grid.found(cell.predictor),) if cell else ()
     is_control = cell is not None and cell.kind == "control"
     return SimulateSettings(
         page_bytes=grid.page_bytes,
@@ -177,8 +175,7 @@ def _cost(clock: DecisionClock) -> Cost:
 
 @lru_cache(maxsize=4)
 def _requests(grid: Grid, trace: str) -> Requests:
-    path = next(one.path for one in grid.traces if one.name == trace)
-    return read_trace(Path(path) if path else None, grid.requests)
+    return read_trace(grid.trace_path(trace), grid.requests)
 
 
 def _restore_settings(place: Place, grid: Grid, requests: Requests, evict: str) -> RestoreSettings:
@@ -223,7 +220,7 @@ def _restore(cell: Cell, grid: Grid, profile: DriveProfile) -> Row:
     requests = _requests(grid, cell.place.trace)
     settings = _restore_settings(cell.place, grid, requests, cell.evict)
     drive = _drive(settings, profile)
-    plan = _restore_plan(cell, settings, requests)
+    plan = _restore_plan(cell, grid, settings, requests)
     seen: list[tuple[Watch, DecisionClock]] = []
 
     def look(core: Core) -> Callable[..., None]:
@@ -260,12 +257,14 @@ def _restore(cell: Cell, grid: Grid, profile: DriveProfile) -> Row:
     )
 
 
-def _restore_plan(cell: Cell, settings: RestoreSettings, requests: Requests) -> RestorePlan:
+def _restore_plan(
+    cell: Cell, grid: Grid, settings: RestoreSettings, requests: Requests
+) -> RestorePlan:
     control = cell.kind == "control"
     lead_ms = cell.place.lead_ms
     plan = partial(RestorePlan, cell.name, control, lead_ms=lead_ms)
     if not control:
-        return plan(predictor=cell.predictor, staging_blocks=settings.staging_blocks)
+        return plan(predictor=grid.found(cell.predictor), staging_blocks=settings.staging_blocks)
     if cell.name == "resident":
         return plan(predictor="none", staging_blocks=settings.blocks)
     if cell.name == "none":

@@ -102,7 +102,7 @@ def score_command(
     _check_numbers([*(layer_us or ()), *(lead_ms or ())], limit_blocks_s)
     grid = Grid(
         traces=_traces(traces),
-        predictors=tuple(_absolute(name) for name in predictor or ()),
+        predictors=tuple(predictor or ()),
         evicts=tuple(evict or ()),
         stagings=tuple(staging or STAGINGS),
         layer_us=tuple(layer_us or (600.0,)),
@@ -117,6 +117,7 @@ def score_command(
         limit_blocks_s=limit_blocks_s,
         depth=depth,
         seed=seed,
+        folder=str(Path.cwd()),
     )
     check_names(grid)
     console = Console(stderr=True)
@@ -151,14 +152,9 @@ def _trace(path: Path) -> TraceFile:
     return TraceFile(
         name=label(header),
         regime=header.kind,
-        path=str(path.absolute()),
+        path=str(path),
         synthetic=header.synthetic,
     )
-
-
-def _absolute(name: str) -> str:
-    """A predictor's file is found from any folder, as a worker's may be another."""
-    return str(Path(name).absolute()) if name.endswith(".py") else name
 
 
 def _check_numbers(leads: list[float], limit_blocks_s: float) -> None:

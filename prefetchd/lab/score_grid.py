@@ -30,7 +30,8 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
     """What is compared. `predictors` and `evicts` empty: those of each regime above.
 
     `layer_us` are the leads of a decode, `lead_ms` those of a restore; `limit_blocks_s` holds a
-    restore's drive to a rate, whatever its profile (0: not).
+    restore's drive to a rate, whatever its profile (0: not). Paths are seen from `folder`, since a
+    worker may stand elsewhere.
     """
 
     traces: tuple[TraceFile, ...]
@@ -50,9 +51,16 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
     consume_blocks_s: float = 200.0
     depth: int = 128
     seed: int = 1
+    folder: str = "."
 
-    def trace(self, place: Place) -> TraceFile:
-        return next(one for one in self.traces if one.name == place.trace)
+    def trace_path(self, name: str) -> Path | None:
+        """None for a trace that ships with the package."""
+        path = next(one.path for one in self.traces if one.name == name)
+        return Path(self.folder) / path if path else None
+
+    def found(self, predictor: str) -> str:
+        """The name by which a predictor is loaded, wherever that is."""
+        return str(Path(self.folder) / predictor) if predictor.endswith(".py") else predictor
 
 
 def places(grid: Grid) -> list[Place]:
@@ -112,7 +120,7 @@ def check_names(grid: Grid) -> None:
     """Whether all predictors can be had at all. Raises RegistryError."""
     for trace in grid.traces:
         for predictor in grid.predictors or PREDICTORS[trace.regime]:
-            registry.predictor_class(predictor)
+            registry.predictor_class(grid.found(predictor))
 
 
 def same(cell: Cell, grid: Grid) -> Cell:

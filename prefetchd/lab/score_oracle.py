@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from prefetchd.model import Geometry, Ids
 from prefetchd.predictor import Guess, Predictor
+from prefetchd.predictors.oracle import earlier_positions
 
 
 class DueOracle(Predictor):
@@ -29,12 +30,13 @@ class DueOracle(Predictor):
         super().__init__(geometry, slots)
         self._pages = pages
         self._due_ns = due_ns
+        self._earlier = earlier_positions(pages)
         self._most = max(1, slots // 2)
 
     def predict(self, now_ns: int, limit: int) -> Guess:
         start = int(np.searchsorted(self._due_ns, now_ns))
-        ahead = self._pages[start : start + 2 * self._most]
-        _, first = np.unique(ahead, return_index=True)
-        first.sort()
-        pages: Ids = ahead[first][: min(limit, self._most)]
+        stop = start + 2 * self._most
+        # A block is named for its first need from now on.
+        first = self._earlier[start:stop] < start
+        pages: Ids = self._pages[start:stop][first][: max(0, min(limit, self._most))]
         return Guess(pages, np.ones(len(pages), np.float32), keep=pages, restores=True)

@@ -129,7 +129,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
 
     device: metrics.Device
     traces: list[TraceFile]
-    settings: dict[str, str | int | float | bool | None]
+    settings: dict[str, int | float | bool | None]
     rows: list[Row]
     bounds: list[Bounds]
     edges_ms: tuple[float, ...] = EDGES_MS

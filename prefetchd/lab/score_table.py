@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import TextIO
 
 from rich import box
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -17,19 +17,21 @@ from prefetchd import metrics
 from prefetchd.bench.tables import DASH, figures, number, share
 from prefetchd.lab.score_result import COMMON, LEGEND, Place, Regime, Row, Score
 
-PIPED_COLUMNS = 116
+PIPED_COLUMNS = 124
 _BARS = "\N{MIDDLE DOT}▁▂▃▄▅▆▇█"
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """`word` is the legend's for what the column means."""
+    """`word` is the legend's for what the column means. `rank`: the order in which columns give way
+    where there is no room, the highest first; 0 stays."""
 
     top: str
     bottom: str
     word: str
     cell: Callable[[Row], str]
     bound: Callable[[metrics.Bound], str] = lambda _: DASH
+    rank: int = 0
 
 
 def histogram(counts: list[int]) -> str:
@@ -54,20 +56,26 @@ COLUMNS = (
         "stalled",
         lambda row: share(row.stalled_share),
         lambda one: share(one.stalled_share),
+        rank=8,
     ),
-    Column("cover", "%", "cover", lambda row: share(row.prefetch.coverage)),
-    Column("accu-", "racy %", "accuracy", lambda row: share(row.prefetch.accuracy)),
-    Column("timeliness", "late | early", "timeliness", lambda row: histogram(row.timeliness)),
-    Column("pollu-", "tion", "pollution", lambda row: f"{row.prefetch.pollution:,}"),
-    Column("wasted", "MiB", "wasted", lambda row: figures(row.prefetch.wasted_bytes / 2**20)),
+    Column("cover", "%", "cover", lambda row: share(row.prefetch.coverage), rank=5),
+    Column("accu-", "racy %", "accuracy", lambda row: share(row.prefetch.accuracy), rank=3),
+    Column(
+        "timeliness", "late | early", "timeliness", lambda row: histogram(row.timeliness), rank=1
+    ),
+    Column("pollu-", "tion", "pollution", lambda row: f"{row.prefetch.pollution:,}", rank=6),
+    Column(
+        "wasted", "MiB", "wasted", lambda row: figures(row.prefetch.wasted_bytes / 2**20), rank=7
+    ),
     Column(
         "reads/",
         "needed",
         "reads",
         lambda row: number(row.prefetch.reads_per_needed),
         lambda one: number(one.reads_per_needed),
+        rank=2,
     ),
-    Column("decide", "us/page", "decide", lambda row: figures(row.cost.us_per_page)),
+    Column("decide", "us/page", "decide", lambda row: figures(row.cost.us_per_page), rank=4),
 )
 
 
@@ -131,27 +139,46 @@ def score_table(score: Score) -> Group:
         if trace.synthetic:
             parts.append(Text("SYNTHETIC: generated, not recorded", style="bold yellow"))
         for place in score.places(trace.name):
-            parts += [Text(), Text(heading(score, place), style="dim"), _table(score, place)]
+            parts += [Text(), Text(heading(score, place), style="dim"), PlaceTable(score, place)]
     parts += [Text(), *_legend(score)]
     parts += [Text(f"* {note}") for note in [*device.notes, *score.notes]]
     return Group(*parts)
 
 
-def _table(score: Score, place: Place) -> Table:
-    rows, bounds = score.at(place)
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
-    table.add_column("run", no_wrap=True, overflow="ellipsis", min_width=9, max_width=20)
-    for column in COLUMNS:
-        table.add_column(Text(f"{column.top}\n{column.bottom}"), justify="right", no_wrap=True)
-    ordered = rows_by_worth(rows)
-    best = next((row for row in ordered if row.cell.kind == "predictor"), None)
-    for row in ordered:
-        style = "dim" if row.cell.kind == "control" else "bold" if row is best else ""
-        table.add_row(Text(row.cell.name), *(one.cell(row) for one in COLUMNS), style=style)
-    for bound in bounds.bounds:
-        cells = (one.bound(bound) for one in COLUMNS)
-        table.add_row(Text(bound.name), *cells, style="dim italic")
-    return table
+class PlaceTable:
+    """The rows and bounds of one place; in a narrow terminal some columns give way, and say so."""
+
+    def __init__(self, score: Score, place: Place) -> None:
+        self.rows, self.bounds = score.at(place)
+
+    def __rich_console__(
+        self, console: Console, options: ConsoleOptions
+    ) -> Iterator[RenderableType]:
+        shown = list(COLUMNS)
+        unbound = console.options.update(width=500)
+        while (
+            self._table(shown).__rich_measure__(console, unbound).minimum > options.max_width
+            and max(column.rank for column in shown) > 0
+        ):
+            shown.remove(max(shown, key=lambda column: column.rank))
+        yield self._table(shown)
+        if left_out := [column.word for column in COLUMNS if column not in shown]:
+            yield Text(f"Left out for want of width: {', '.join(left_out)}.", style="dim")
+
+    def _table(self, columns: list[Column]) -> Table:
+        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+        table.add_column("run", no_wrap=True, overflow="ellipsis", min_width=9, max_width=20)
+        for column in columns:
+            table.add_column(Text(f"{column.top}\n{column.bottom}"), justify="right", no_wrap=True)
+        ordered = rows_by_worth(self.rows)
+        best = next((row for row in ordered if row.cell.kind == "predictor"), None)
+        for row in ordered:
+            style = "dim" if row.cell.kind == "control" else "bold" if row is best else ""
+            table.add_row(Text(row.cell.name), *(one.cell(row) for one in columns), style=style)
+        for bound in self.bounds.bounds:
+            cells = (one.bound(bound) for one in columns)
+            table.add_row(Text(bound.name), *cells, style="dim italic")
+        return table
 
 
 def _legend(score: Score) -> Iterator[Text]:
@@ -166,7 +193,7 @@ def _legend(score: Score) -> Iterator[Text]:
 
 
 def print_score(score: Score, file: TextIO | None = None) -> None:
-    """Print the table; into a pipe or a file 116 columns wide and without colour."""
+    """Print the table; into a pipe or a file 124 columns wide and without colour."""
     out = file or sys.stdout
     console = Console(file=out, highlight=False, width=None if out.isatty() else PIPED_COLUMNS)
     console.print(score_table(score))

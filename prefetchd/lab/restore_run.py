@@ -46,7 +46,7 @@ EARLY_BLOCKS = 2  # that show who a request is
 TIMEOUT_NS = 120_000_000_000
 _ENQUEUE, _START, _TAKE = range(3)
 _OUTCOMES = len(Outcome)
-_NEVER_NS = 1 << 62
+_NEVER_NS = 1 << 61
 
 
 @dataclass(slots=True)
@@ -117,6 +117,7 @@ class SimulatedRestore:
         self._numbers = 0
         self._events: list[tuple[int, int, int]] = []
         self._writes = _Writes()
+        self._due_ns = 0
         self._ready: list[Ready] = []  # all answers of the run
         count = len(requests)
         self.log = RestoreLog(np.zeros(count, np.int64), np.full(count, -1, np.int64))
@@ -130,17 +131,22 @@ class SimulatedRestore:
             events += [(at_ns - lead_ns, number, _ENQUEUE), (at_ns, number, _START)]
         heapq.heapify(events)
         act = (self._enqueue, self._start, self._take)
-        engine, answers = self.engine, self._answers
         while events or self._live:
-            due_ns = events[0][0] if events else _NEVER_NS
-            if engine.run_until(due_ns, lambda: bool(answers)):
+            self._due_ns = events[0][0] if events else _NEVER_NS
+            self.engine.run_until(self._due_ns, self._news)
+            if self._answers:
                 self._answered()
-            else:
+            else:  # what is due; without any a live request waits for nothing, which cannot be
                 _, number, kind = heapq.heappop(events)
                 act[kind](number)
                 self._answered()
         self._sum_up()
         return self.log
+
+    def _news(self) -> bool:
+        """Whether a demand was answered, or something has become due before what was to be next."""
+        sooner = bool(self._events) and self._events[0][0] < self._due_ns
+        return sooner or bool(self._answers)
 
     def _sum_up(self) -> None:
         log = self.log

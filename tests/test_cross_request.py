@@ -236,7 +236,9 @@ def test_a_block_alone_teaches_the_same_as_a_sequence_of_three(chains: list[list
             several.learn(np.array(three))
             one.follow(*three)
     for chain in chains:
-        for mine, others in zip(one.walk(*chain[:2], 9), several.walk(*chain[:2], 9), strict=True):
+        for mine, others in zip(
+            one.walk(chain[0], chain[1], 9), several.walk(chain[0], chain[1], 9), strict=True
+        ):
             np.testing.assert_array_equal(mine, others)
 
 

@@ -166,7 +166,7 @@ def test_the_same_call_gives_the_same_bytes_under_any_hash_seed(
         'name = "tail"\nread_gb_s = 0.001\nwrite_gb_s = 0.001\nread_us = 100\n'
         "read_tail = [[0.9, 200.0], [1.0, 90000.0]]\n"
     )
-    words = ["simulate", "restore", trace, "--json", "-", "--block-bytes", "4KiB"]
+    words: list[str | Path] = ["simulate", "restore", trace, "--json", "-", "--block-bytes", "4KiB"]
     words += ["--device-profile", profile, "--staging-blocks", "64", "--lead-ms", "5"]
     outs = []
     for hashing, seed in (("1", "1"), ("2", "1"), ("3", "2")):

@@ -39,6 +39,7 @@ from prefetchd.model import (
     Ready,
     Released,
 )
+from prefetchd.staging import READY
 
 WRITE_BUFFERS = 64
 WRITE_BLOCKS = 16
@@ -74,7 +75,7 @@ class SimulatedRestore:
 
     Blocks that were had go over the link of `dpu` one after another, and a request takes no further
     one before its last is over. `progress` is told of requests as they end. `record`: see
-    `VirtualEngine`.
+    `VirtualEngine`. `take_blocks`: how many a request asks for at a time, at its rate all the same.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class SimulatedRestore:
         *,
         block_bytes: int,
         depth: int = 128,
+        take_blocks: int = 1,
         dpu: Dpu = NO_DPU,
         progress: Callable[[int], None] = lambda count: None,
         record: Record | None = None,
@@ -109,6 +111,7 @@ class SimulatedRestore:
         self._putting = np.zeros(len(visible), np.bool_)
         self._pace = pace
         self._block_bytes = block_bytes
+        self._take_blocks = take_blocks
         self._handover_ns = dpu.handover_ns(block_bytes)
         self._link_ns = 0  # when the link is free
         self._progress = progress
@@ -120,6 +123,8 @@ class SimulatedRestore:
         self._due_ns = 0
         self._ready: list[Ready] = []  # all answers of the run
         count = len(requests)
+        self.at_start = np.zeros(count, np.int64)
+        """Of requests in order: how many of their reusable blocks were readable at their start."""
         self.log = RestoreLog(np.zeros(count, np.int64), np.full(count, -1, np.int64))
 
     def run(self) -> RestoreLog:
@@ -181,17 +186,24 @@ class SimulatedRestore:
         self.log.unstored += reusable - len(pages)
         request = self._live.setdefault(number, _Request(pages))
         request.pages, request.started = pages, True
+        self.at_start[number] = self._staged(pages)
         self._put(number, request)
         if reusable:
             self.log.ready_ns[number] = 0
         if not request.out:
             self._take(number)
 
+    def _staged(self, pages: Ids) -> int:
+        staging = self._core.staging
+        slots = staging.slot_of[pages]
+        return int(np.count_nonzero((slots >= 0) & (staging.state[slots] == READY)))
+
     def _take(self, number: int) -> None:
-        """Demand the next block of a request; nothing left: it ends."""
+        """Demand the next blocks of a request; nothing left: it ends."""
         request = self._live[number]
-        if request.taken < len(request.pages):
-            self._demand(number, request, 1)
+        left = len(request.pages) - request.taken
+        if left > 0:
+            self._demand(number, request, min(left, self._take_blocks))
         else:
             request.over = True
             self._end(number, request)

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefetchd.lab.requests import Requests
+from prefetchd.model import Ids
 
 
 def interleaved(
@@ -36,7 +37,20 @@ def interleaved(
     times = requests.arrival_ns - first[place] + begins[place]
     order = np.argsort(times, kind="stable")[:limit]
     words = f"{requests.how}; then {live} sessions live at a time, the first {gap_s:g} s apart"
-    return _chosen(requests, order, times, words)
+    chains = [requests.chain(number) for number in order.tolist()]
+    return _chosen(requests, order, times, chains, words)
+
+
+def coarser(requests: Requests, factor: int) -> Requests:
+    """The same in blocks `factor` times as long; what is left over of a chain is in none.
+
+    Exact where ids stand for whole prefixes, as in both public traces: then the last of so many
+    blocks says which they all are. Requests too short for a block are left out.
+    """
+    long = np.flatnonzero(np.diff(requests.starts) >= factor)
+    chains = [requests.chain(number)[factor - 1 :: factor] for number in long.tolist()]
+    words = f"{requests.how}; {factor} blocks taken as one"
+    return _chosen(requests, long, requests.arrival_ns, chains, words)
 
 
 def _begins(lasts_ns: NDArray[np.int64], live: int, gap_ns: int) -> NDArray[np.int64]:
@@ -50,10 +64,13 @@ def _begins(lasts_ns: NDArray[np.int64], live: int, gap_ns: int) -> NDArray[np.i
 
 
 def _chosen(
-    requests: Requests, order: NDArray[np.int64], times: NDArray[np.int64], how: str
+    requests: Requests,
+    order: NDArray[np.int64],
+    times: NDArray[np.int64],
+    chains: list[Ids],
+    how: str,
 ) -> Requests:
-    """Those requests, in that order; their blocks are numbered in the order of their first need."""
-    chains = [requests.chain(number) for number in order.tolist()]
+    """Those requests, in that order, with these blocks, numbered in the order of first need."""
     every = np.concatenate(chains)
     _, first, where = np.unique(every, return_index=True, return_inverse=True)
     rank = np.empty(len(first), np.int64)

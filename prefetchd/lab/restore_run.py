@@ -123,8 +123,7 @@ class SimulatedRestore:
         self._due_ns = 0
         self._ready: list[Ready] = []  # all answers of the run
         count = len(requests)
-        self.at_start = np.zeros(count, np.int64)
-        """Of requests in order: how many of their reusable blocks were readable at their start."""
+        self._at_start = 0
         self.log = RestoreLog(np.zeros(count, np.int64), np.full(count, -1, np.int64))
 
     def run(self) -> RestoreLog:
@@ -158,6 +157,7 @@ class SimulatedRestore:
         outcomes = np.concatenate([np.empty(0, np.uint8), *(one.outcomes for one in self._ready)])
         slots = np.concatenate([NO_IDS, *(one.slots for one in self._ready)])
         log.outcomes += np.bincount(outcomes, minlength=_OUTCOMES)
+        log.at_start = self._at_start
         log.missing = int(np.count_nonzero(slots < 0))
         log.seconds = self.engine.now_ns / 1e9
 
@@ -186,7 +186,7 @@ class SimulatedRestore:
         self.log.unstored += reusable - len(pages)
         request = self._live.setdefault(number, _Request(pages))
         request.pages, request.started = pages, True
-        self.at_start[number] = self._staged(pages)
+        self._at_start += self._staged(pages)
         self._put(number, request)
         if reusable:
             self.log.ready_ns[number] = 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -18,13 +20,15 @@ from prefetchd.bench.restore_command import (
     whole_blocks,
 )
 from prefetchd.bench.restore_replay import Plan, plans
-from prefetchd.bench.restore_result import RestoreResult, RestoreSettings
-from prefetchd.bench.runs import Report
-from prefetchd.drive_profile import DEFAULT, DriveProfile, load_profile
-from prefetchd.lab.dpu import NO_DPU, Dpu, read_dpu
+from prefetchd.bench.restore_result import RestoreSettings
+from prefetchd.bench.runs import ReplayError, Report
+from prefetchd.drive_profile import DEFAULT, load_profile
+from prefetchd.lab.agents import coarser, interleaved, live_contexts
+from prefetchd.lab.dpu import NO_DPU, read_dpu
 from prefetchd.lab.requests import Requests
 from prefetchd.lab.simulate_command import DeviceProfile, DpuFile, Seed, progress_bar
 from prefetchd.lab.simulate_restore import CONTROLS, simulate_restore
+from prefetchd.units import parse_share
 
 _DRAW_S = 0.5
 
@@ -53,6 +57,20 @@ def restore(
         typer.Option(help="Instead of a profile: so many reads a second, one by one; 0: none."),
     ] = 0.0,
     consume_blocks_s: Annotated[float, typer.Option(help="Blocks a second a request takes.")] = 200,
+    take_blocks: Annotated[
+        int, typer.Option(min=1, help="Blocks a request asks for at a time.")
+    ] = 1,
+    join_blocks: Annotated[
+        int, typer.Option(min=1, help="Take so many of the trace's blocks as one.")
+    ] = 1,
+    live_sessions: Annotated[
+        int | None,
+        typer.Option(min=1, help="Lay the sessions over one another, so many live at a time."),
+    ] = None,
+    live_share: Annotated[
+        str | None,
+        typer.Option(help="Staging as a share of the live sessions' contexts, as in 33%."),
+    ] = None,
     requests: Annotated[int | None, typer.Option(help="Only the first requests.")] = None,
     predictor: Annotated[
         list[str] | None, typer.Option(help="Predictor by name or file; repeatable.")
@@ -75,8 +93,13 @@ def restore(
     profile = load_profile(device_profile)
     processor = read_dpu(dpu) if dpu else NO_DPU
     size = whole_blocks(block_bytes)
-    load = read_trace(trace, requests)
-    staging = staging_blocks or processor.staging_bytes // size or default_staging(load)
+    load = _laid_out(
+        read_trace(trace, None if live_sessions else requests), live_sessions, requests
+    )
+    if join_blocks > 1:
+        load = coarser(load, join_blocks)
+    staging = staging_blocks or _live_blocks(load, live_share)
+    staging = staging or processor.staging_bytes // size or default_staging(load)
     settings = RestoreSettings(
         trace=load.name,
         trace_how=load.how,
@@ -96,17 +119,29 @@ def restore(
     )
     lines = plans(settings, predictor or ["cross_request"], names(controls), CONTROLS)
     console = Console(stderr=True)
-    show(_run(load, settings, lines, profile, processor, console), json, report, console)
+    with _progress(settings, lines, load, console) as told:
+        result = simulate_restore(load, settings, lines, profile, processor, told, take_blocks)
+    show(result, json, report, console)
 
 
-def _run(
-    load: Requests,
-    settings: RestoreSettings,
-    lines: list[Plan],
-    profile: DriveProfile,
-    dpu: Dpu,
-    console: Console,
-) -> RestoreResult:
+def _laid_out(load: Requests, live: int | None, limit: int | None) -> Requests:
+    return interleaved(load, live, limit=limit) if live else load
+
+
+def _live_blocks(load: Requests, share: str | None) -> int:
+    """Of the mean over all arrivals; 0 if no share is asked for."""
+    if share is None:
+        return 0
+    part = parse_share(share)
+    if not part:
+        raise ReplayError(f"--live-share {share} is no share; write a percentage, as in 33%")
+    return max(1, int(part * live_contexts(load).mean()))
+
+
+@contextmanager
+def _progress(
+    settings: RestoreSettings, lines: list[Plan], load: Requests, console: Console
+) -> Iterator[Report]:
     with progress_bar(console) as progress:
         task = progress.add_task("simulating", total=settings.rounds * len(lines) * len(load))
         ended, drawn_s = 0, time.monotonic()
@@ -118,5 +153,4 @@ def _run(
                 progress.update(task, completed=ended)
                 drawn_s = time.monotonic()
 
-        report = Report(say=lambda words: progress.update(task, description=words), steps=draw)
-        return simulate_restore(load, settings, lines, profile, dpu, report)
+        yield Report(say=lambda words: progress.update(task, description=words), steps=draw)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from prefetchd.bench.restore_result import decode
 from prefetchd.lab.agents import coarser, interleaved, live_contexts
+from tests.replays import run_here
+from tests.test_restore_requests import call, write
 from tests.test_simulate_restore import traffic
 
 SECOND = 1_000_000_000
@@ -34,3 +38,26 @@ def test_a_long_block_is_told_by_its_last_short_one() -> None:
     load = coarser(traffic((0, range(5)), (1, [0]), (2, [0, 1, 2, 5, 6])), 2)
     assert [load.chain(n).tolist() for n in range(2)] == [[0, 1], [0, 2]]
     assert load.arrival_ns.tolist() == [0, 2 * SECOND]
+
+
+def test_agents_are_simulated_side_by_side(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three agents, two at a time, whose context grows by four short blocks a turn."""
+    turns = [call(10.0 * n, [[0, 40 + 4 * n]]) for n in range(5)]
+    trace = write(tmp_path / "agents.jsonl", [{"requests": turns}] * 3)
+    words = ["--live-sessions", "2", "--join-blocks", "4", "--take-blocks", "8"]
+    words += ["--live-share", "50%", "--limit-blocks-s", "100", "--lead-ms", "50", "--json", "-"]
+    done = run_here(capsys, "simulate", "restore", trace, *words)
+    assert done.code == 0, done.err
+    result = decode(done.out.encode())
+    assert (result.settings.requests, result.settings.blocks) == (15, 3 * 14)
+    none, predicted = result.runs[1:]
+    assert none.outcomes.total == 3 * (10 + 11 + 12 + 13)
+    # Half of one to two contexts: the other turn pushes out what is needed next.
+    assert result.settings.staging_blocks == 9
+    assert none.at_start_share is not None
+    assert predicted.at_start_share is not None
+    assert predicted.at_start_share > none.at_start_share
+    run_here(capsys, "simulate", "restore", trace, "--live-share", "x").failed(2, "--live-share")
+    run_here(capsys, "simulate", "restore", trace, "--live-sessions", "4").failed(2, "3 sessions")

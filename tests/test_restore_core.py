@@ -7,6 +7,7 @@ import numpy as np
 from prefetchd.core import CoreLimits
 from prefetchd.model import Access, ChainHint, DoneHint, Forgotten, Geometry, Hinted, Ids
 from prefetchd.planner import Planner, PlannerLimits
+from prefetchd.predictor import Guess
 from prefetchd.predictors.cross_request import CrossRequest
 from tests.core_bench import Bench, Told, ids
 
@@ -106,3 +107,18 @@ def test_a_restore_goes_on_when_other_blocks_are_forgotten() -> None:
     assert pages(bench.end()) == [4, 5, 6, 7]
     bench.tell(Forgotten(ids(9, 10)))
     assert pages(bench.end()) == [8, 11, 12, 13], "what is gone is not asked for"
+
+
+def test_a_guess_of_all_that_is_needed_stands_until_something_else_is_demanded_or_it_goes() -> None:
+    bench = Bench(4, limits=CoreLimits(prefetch_depth=4))
+    assert pages(bench.guess(0, 1, 2, 3, restores=True)) == [0, 1, 2, 3]
+    bench.end()
+    bench.demand(1, 0, 1)
+    assert bench.guess(8, 9, restores=True) == [], "nobody asked: what was named is what is needed"
+    bench.demand(2, 8)  # takes the place of one of those that were named
+    assert bench.core.foresight.planned == 0
+    bench.predictor.guess = Guess(ids(*range(4)), restores=True)
+    gone = [page for page in range(4) if page not in bench.resident()]
+    bench.end()
+    bench.release(2)
+    assert set(pages(bench.settle())) & set(gone), "what has gone out is fetched again"

@@ -5,17 +5,14 @@ its reusable blocks demanded in prefix order at the consumer's rate, its new one
 and told to be done once all of those are found. A wait moves the rest of a request back. Knows no
 policy (the core's, as live), no file and no clock; the same arguments give the same log.
 
-Block b is page b of a core with one layer. Blocks put are found at once where staging has room for
-them, else when they have been written; the drive writes them behind, `WRITE_BLOCKS` an operation,
-out of `WRITE_BUFFERS` buffers, and who finds none free waits for one.
+Block b is page b of a core with one layer. What becomes of blocks put is `lab.restore_puts`'s.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,24 +22,20 @@ from prefetchd.core import Core
 from prefetchd.drive_model import DriveModel
 from prefetchd.lab.dpu import NO_DPU, Dpu
 from prefetchd.lab.requests import Requests
+from prefetchd.lab.restore_puts import SimulatedPuts
 from prefetchd.lab.virtual import Record, VirtualEngine
 from prefetchd.model import (
     NO_IDS,
     ChainHint,
-    Cleaned,
     Demanded,
     DoneHint,
-    Filled,
     Ids,
-    Offered,
     Outcome,
     Ready,
     Released,
 )
 from prefetchd.staging import READY
 
-WRITE_BUFFERS = 64
-WRITE_BLOCKS = 16
 EARLY_BLOCKS = 2  # that show who a request is
 TIMEOUT_NS = 120_000_000_000
 _ENQUEUE, _START, _TAKE = range(3)
@@ -59,15 +52,6 @@ class _Request:
     asked_ns: int = 0  # when it came
     to_put: int = 0  # blocks that are not found yet
     over: bool = False  # has all it asked for
-
-
-@dataclass(slots=True)
-class _Writes:
-    """Blocks put, on their way to the drive."""
-
-    queue: deque[tuple[int, Ids]] = field(default_factory=deque)  # request, blocks without buffer
-    under_way: deque[tuple[int, Ids, bool]] = field(default_factory=deque)  # ..., whether kept
-    buffers: int = WRITE_BUFFERS
 
 
 class SimulatedRestore:
@@ -108,9 +92,7 @@ class SimulatedRestore:
         self._requests = requests
         self._reusable = requests.reusable().tolist()
         self._visible = visible
-        self._putting = np.zeros(len(visible), np.bool_)
         self._pace = pace
-        self._block_bytes = block_bytes
         self._take_blocks = take_blocks
         self._handover_ns = dpu.handover_ns(block_bytes)
         self._link_ns = 0  # when the link is free
@@ -119,7 +101,7 @@ class SimulatedRestore:
         self._tickets: dict[int, int] = {}
         self._numbers = 0
         self._events: list[tuple[int, int, int]] = []
-        self._writes = _Writes()
+        self._puts = SimulatedPuts(self.engine, visible, block_bytes, self._found)
         self._due_ns = 0
         self._ready: list[Ready] = []  # all answers of the run
         count = len(requests)
@@ -250,62 +232,14 @@ class SimulatedRestore:
         self.engine.hint(DoneHint(number, self._requests.stops[number], blocks=blocks))
         self._progress(1)
 
-    # --- its new blocks ---
-
     def _put(self, number: int, request: _Request) -> None:
-        new = self._requests.chain(number)[self._reusable[number] :]
-        if len(new) == 0:
-            return
-        new = new[~(self._visible[new] | self._putting[new])]
-        self._putting[new] = True
-        request.to_put = len(new)
-        self._writes.queue.extend(
-            (number, new[at : at + WRITE_BLOCKS]) for at in range(0, len(new), WRITE_BLOCKS)
+        request.to_put = self._puts.put(
+            number, self._requests.chain(number)[self._reusable[number] :]
         )
-        self._move()
+        self._puts.move()
 
-    def _move(self) -> None:
-        """Give blocks that were put buffers, in order, as long as there are any."""
-        writes = self._writes
-        while writes.queue and writes.buffers >= len(writes.queue[0][1]):
-            number, blocks = writes.queue.popleft()
-            writes.buffers -= len(blocks)
-            while len(blocks):
-                kept = self._offered(blocks)
-                part = kept or len(blocks)
-                self._write(number, blocks[:part], kept=kept > 0)
-                blocks = blocks[part:]
-
-    def _write(self, number: int, blocks: Ids, *, kept: bool) -> None:
-        if kept:
-            self._found(number, blocks)
-        self._writes.under_way.append((number, blocks, kept))
-        self.engine.write(np.array([len(blocks) * self._block_bytes]), self._written)
-
-    def _offered(self, blocks: Ids) -> int:
-        """How many of the first blocks staging took: there is room for some, or for none."""
-        count = len(blocks)
-        while count:
-            self.engine.handle(Offered(blocks[:count]))
-            if self._core.staging.slot_of[blocks[0]] >= 0:
-                self.engine.handle(Filled(blocks[:count]))
-                return count
-            count //= 2
-        return 0
-
-    def _found(self, number: int, blocks: Ids) -> None:
-        self._visible[blocks] = True
+    def _found(self, number: int, count: int) -> None:
         request = self._live[number]
-        request.to_put -= len(blocks)
+        request.to_put -= count
         if request.over and not request.to_put:
             heapq.heappush(self._events, (self.engine.now_ns, number, _TAKE))
-
-    def _written(self) -> None:
-        """The drive ends its writes in the order in which they were given."""
-        number, blocks, kept = self._writes.under_way.popleft()
-        self._writes.buffers += len(blocks)
-        if kept:
-            self.engine.handle(Cleaned(blocks))
-        else:
-            self._found(number, blocks)
-        self._move()

@@ -9,7 +9,7 @@ from prefetchd.model import Access, ChainHint, DoneHint, Forgotten, Geometry, Hi
 from prefetchd.planner import Planner, PlannerLimits
 from prefetchd.predictor import Guess
 from prefetchd.predictors.cross_request import CrossRequest
-from tests.core_bench import Bench, Told, ids
+from tests.core_bench import Bench, Scripted, Told, ids
 
 ONE_LAYER = Geometry(layers=1, blocks=200)
 
@@ -117,6 +117,7 @@ def test_a_guess_of_all_that_is_needed_stands_until_something_else_is_demanded_o
     assert bench.guess(8, 9, restores=True) == [], "nobody asked: what was named is what is needed"
     bench.demand(2, 8)  # takes the place of one of those that were named
     assert bench.core.foresight.planned == 0
+    assert isinstance(bench.predictor, Scripted)
     bench.predictor.guess = Guess(ids(*range(4)), restores=True)
     gone = [page for page in range(4) if page not in bench.resident()]
     bench.end()

@@ -18,13 +18,16 @@ from prefetchd.bench.restore_command import (
     show,
     whole_blocks,
 )
-from prefetchd.bench.restore_replay import CONTROLS, Plan, plans
-from prefetchd.bench.restore_result import RestoreResult, RestoreSettings
-from prefetchd.drive_profile import DEFAULT, DriveProfile, load_profile
-from prefetchd.lab.dpu import NO_DPU, Dpu, read_dpu
+from prefetchd.bench.restore_replay import CONTROLS, plans
+from prefetchd.bench.restore_result import RestoreSettings
+from prefetchd.bench.runs import ReplayError
+from prefetchd.drive_profile import DEFAULT, load_profile
+from prefetchd.lab.agents import interleaved, live_contexts
+from prefetchd.lab.dpu import NO_DPU, read_dpu
 from prefetchd.lab.requests import Requests
 from prefetchd.lab.simulate_command import DeviceProfile, DpuFile, Seed
 from prefetchd.lab.simulate_restore import simulate_restore
+from prefetchd.units import parse_share
 
 
 def restore(
@@ -51,6 +54,17 @@ def restore(
         typer.Option(help="Instead of a profile: so many reads a second, one by one; 0: none."),
     ] = 0.0,
     consume_blocks_s: Annotated[float, typer.Option(help="Blocks a second a request takes.")] = 200,
+    take_blocks: Annotated[
+        int, typer.Option(min=1, help="Blocks a request asks for at a time.")
+    ] = 1,
+    live_sessions: Annotated[
+        int | None,
+        typer.Option(min=1, help="Lay the sessions over one another, so many live at a time."),
+    ] = None,
+    live_share: Annotated[
+        str | None,
+        typer.Option(help="Staging as a share of the live sessions' contexts, as in 33%."),
+    ] = None,
     requests: Annotated[int | None, typer.Option(help="Only the first requests.")] = None,
     group_blocks: GroupBlocks = 1,
     predictor: Annotated[
@@ -75,8 +89,10 @@ def restore(
     profile = load_profile(device_profile)
     processor = read_dpu(dpu) if dpu else NO_DPU
     size = whole_blocks(block_bytes)
-    load = read_trace(trace, requests, group_blocks)
-    staging = staging_blocks or processor.staging_bytes // size or default_staging(load)
+    load = read_trace(trace, None if live_sessions else requests, group_blocks)
+    load = _laid_out(load, live_sessions, requests)
+    staging = staging_blocks or _live_blocks(load, live_share)
+    staging = staging or processor.staging_bytes // size or default_staging(load)
     settings = RestoreSettings(
         trace=load.name,
         trace_how=load.how,
@@ -97,17 +113,21 @@ def restore(
     )
     lines = plans(settings, predictor or ["cross_request"], names(controls))
     console = Console(stderr=True)
-    show(outputs, console, _run(load, settings, lines, profile, processor, console))
-
-
-def _run(
-    load: Requests,
-    settings: RestoreSettings,
-    lines: list[Plan],
-    profile: DriveProfile,
-    dpu: Dpu,
-    console: Console,
-) -> RestoreResult:
     with progress_bars(console) as bar:
-        simulating = bar("simulating", settings.rounds * len(lines) * len(load))
-        return simulate_restore(load, settings, lines, profile, dpu, simulating)
+        told = bar("simulating", settings.rounds * len(lines) * len(load))
+        result = simulate_restore(load, settings, lines, profile, processor, told, take_blocks)
+    show(outputs, console, result)
+
+
+def _laid_out(load: Requests, live: int | None, limit: int | None) -> Requests:
+    return interleaved(load, live, limit=limit) if live else load
+
+
+def _live_blocks(load: Requests, share: str | None) -> int:
+    """Of the mean over all arrivals; 0 if no share is asked for."""
+    if share is None:
+        return 0
+    part = parse_share(share)
+    if not part:
+        raise ReplayError(f"--live-share {share} is no share; write a percentage, as in 33%")
+    return max(1, int(part * live_contexts(load).mean()))

@@ -23,7 +23,7 @@ from prefetchd.predictor import Guess, Predictor
 
 HINT, HISTORY = 0, 1
 """The numbers of its sources."""
-FLOORS = (0.08, 0.15)
+FLOORS = (0.05, 0.15)
 """A guess less likely than this is not made, by source. A hint covers nearly all that is needed, so
 its tail still pays at one use in many reads; the tail of a mere history has no end."""
 RECENT_TURNS = 8

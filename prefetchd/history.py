@@ -264,15 +264,20 @@ class UseHistory:
         """How many pages the layer demanded in its latest turn, so far."""
         return int(self._demand[layer])
 
-    def chance(self, layers: Ids | int, places: Ids, ranks: Codes) -> Scores:
+    def chance(
+        self, layers: Ids | int, places: Ids, ranks: Codes, more: Scores | None = None
+    ) -> Scores:
         """The chance (0..1, float32) that the page of each place is demanded at its layer's next
         turn.
 
         `ranks` (uint8): of pages demanded in their layer's latest turn, the share of the turn's
-        that scored lower, in 255ths; those of other pages are not looked at.
+        that scored lower, in 255ths; those of other pages are not looked at. `more`: log odds to
+        add, of what else is known.
         """
         odds, age = self._weigh(layers, places)
         odds += ranks * np.float32(RANK_WEIGHT / 255) * (age == 0)
+        if more is not None:
+            odds += more
         return logistic(odds)
 
     def log_odds(self, layers: Ids | int, places: Ids) -> Scores:

@@ -20,6 +20,7 @@ _KEPT_SHARE_MAX = 0.5  # of the slots: what a predictor may ask to hold
 _RESERVE_MAX, _RESERVE_SHARE = 8, 1 / 256  # slots kept free for demands
 _VICTIMS_SPARE = 8
 _VICTIMS_AHEAD, _VICTIMS_SHARE = 32, 1 / 1024  # chosen ahead of time: to choose is to weigh all
+_VICTIMS_AHEAD_MIN, _FRESH_SHARE = 16, 1 / 64  # where slots are few, many ahead are too stale
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,8 @@ class Staging:
         self._spare = 0  # the same for prefetches; none before the first
         self._queue: Slots = np.empty(0, np.int64)  # victims lined up, worst first
         self._few = int(slots * _VICTIMS_SHARE)  # used so far, they say that others may be worse
-        self._ahead = max(_VICTIMS_AHEAD, self._few)
+        fresh = max(_VICTIMS_AHEAD_MIN, int(slots * _FRESH_SHARE))
+        self._ahead = max(min(_VICTIMS_AHEAD, fresh), self._few)
         self._lined_up = 0  # when they were chosen
         self._queue_worth: Scores | None = None  # one a victim, if the policy has an opinion
         self._untold: list[_Came | _Gone] = []  # not yet shown to the policy
@@ -85,6 +87,15 @@ class Staging:
         allowed: Mask = (self.state == READY) & (self.pins == 0) & ~self.kept
         return allowed
 
+    @property
+    def choosing(self) -> bool:
+        """Whether the next `replenish` is to line up victims."""
+        beyond = self._free_count - self.reserve - self._spare
+        stale = self._lined_up - len(self._queue) >= self._few
+        return (stale and self._free_count < self.reserve) or (
+            beyond + len(self._queue) < self._ahead // 2
+        )
+
     def replenish(self) -> tuple[Evicted, Mask]:
         """Empty the worst slots until what demands and the next prefetches take is free again, and
         line up the victims after those: now, so that neither a demand nor a hint waits for it.
@@ -93,8 +104,7 @@ class Staging:
         """
         beyond = self._free_count - self.reserve - self._spare
         for_demands, lacking = max(0, self.reserve - self._free_count), max(0, -beyond)
-        stale = for_demands > 0 and self._lined_up - len(self._queue) >= self._few
-        if stale or beyond + len(self._queue) < self._ahead // 2:
+        if self.choosing:
             self.tell()
             self._queue = self.eviction.victims(lacking + self._ahead, self.evictable())
             self._lined_up = len(self._queue)

@@ -280,10 +280,6 @@ class UseHistory:
             odds += more
         return logistic(odds)
 
-    def log_odds(self, layers: Ids | int, places: Ids) -> Scores:
-        """The same estimate before the logistic curve, without the rank."""
-        return self._weigh(layers, places)[0]
-
     def _weigh(self, layers: Ids | int, places: Ids) -> tuple[Scores, NDArray[np.uint16]]:
         """The log odds of these pages, and their ages."""
         words = self._words.take(places + _NEAR)
@@ -297,8 +293,3 @@ class UseHistory:
         odds += np.float32(HEAT_WEIGHT) * self._heat.take(places % self.columns - 1)
         odds += np.float32(BIAS)
         return odds, age[1]
-
-    def heat(self, blocks: Ids) -> Scores:
-        """How much the layers just computed used each block: 0 to 1, float32."""
-        heat: Scores = self._heat.take(blocks)
-        return heat

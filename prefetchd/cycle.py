@@ -43,7 +43,7 @@ class Cycle(Eviction):
         self._place = np.zeros(slots, np.int32 if places < 2**31 else np.int64)
         self._layer = np.full(slots, layers, np.uint16)  # `layers` where the slot is empty
         self._new = np.zeros(slots, np.uint8)  # DEMANDED or PREFETCHED where a page is new
-        self._any_new = False
+        self._came: list[Slots] = []  # where they are, and where some were
         self._chance = np.zeros(slots, np.float32)
         self._stale = np.zeros(layers + 1, np.bool_)  # layers whose chances are to be reckoned
         self._promise = np.zeros(places, np.float16)  # by guesses for the layer's turn
@@ -84,14 +84,17 @@ class Cycle(Eviction):
     def inserted(self, slots: Slots, pages: Ids, *, prefetched: bool) -> None:
         self._place[slots] = pages
         self._new[slots] = PREFETCHED if prefetched else DEMANDED
-        self._any_new = True
+        self._came.append(slots)
 
     def _take_in(self) -> None:
         """Look at all that came since the last time, before anything depends on it."""
-        if not self._any_new:
+        if not self._came:
             return
-        self._any_new = False
-        slots = np.flatnonzero(self._new)
+        slots = np.concatenate(self._came)
+        self._came.clear()
+        slots = slots[self._new[slots] > 0]
+        if len(slots) == 0:
+            return
         layers, places = self.history.locate(self._place[slots].astype(np.int64))
         self._place[slots] = places
         self._layer[slots] = layers

@@ -8,8 +8,7 @@ itself. Three measurements hold it back:
 * a ghost of a plain LRU buffer of the same size tells what no prefetch at all would have missed;
   when more is missed than that, no guesses are passed on for a while;
 * what a source asks to hold is held only while it gains more than the room it takes loses;
-* where the eviction policy keeps a history, it holds by past use what is worth it, so sources that
-  guess by that alone have no say without hints.
+* where the eviction policy keeps a history, sources that guess by past use alone wait for hints.
 
 Guessing costs time too, wherever the engine runs, and only time can tell whether it pays. So now
 and then it falls silent for a few passes over the layers and compares how long they take. Measures
@@ -105,7 +104,8 @@ class Auto(Predictor):
         readers = self._readers("on_page_hint")
         self._hint_reader = readers[0] if len(readers) == 1 else None
         self._chain_readers = self._readers("on_chain_hint")
-        self._hopeful = [n for n, s in enumerate(self._sources) if not s.predictor.by_past_use]
+        by_past_use = np.array([source.predictor.by_past_use for source in self._sources])
+        self._foreseeing: Sequence[int] = np.flatnonzero(~by_past_use).tolist()
         self._restores = Restores(geometry, slots)
         self._pace = Pace()
         self._informed = False  # whether the eviction policy keeps a history
@@ -219,18 +219,16 @@ class Auto(Predictor):
             return Guess()
         if self._hint_reader is not None and self._led_by_hints():
             return self._one(self._hint_reader, now_ns, limit)
-        heard: Sequence[int] = range(len(self._sources))
-        if self._informed and not (self._page_hinted() or self._chain_hinted()):
-            heard = self._hopeful
+        hinted = self._page_hinted() or self._chain_hinted()
+        heard = self._foreseeing if self._informed and not hinted else range(len(self._sources))
         rooms = self._rooms(limit)
-        guesses = [self._weighed(number, now_ns, rooms[number]) for number in heard]
-        return merged([guess for guess in guesses if guess is not None], limit)
-
-    def _weighed(self, number: int, now_ns: int, room: int) -> Weighed | None:
-        source = self._sources[number]
-        if not (room or source.holding.earned_parts):
-            return None
-        return _weighed(number, source, source.predictor.predict(now_ns, room), room)
+        sources = [(number, self._sources[number], rooms[number]) for number in heard]
+        guesses = [
+            _weighed(number, source, source.predictor.predict(now_ns, room), room)
+            for number, source, room in sources
+            if room or source.holding.earned_parts
+        ]
+        return merged(guesses, limit)
 
     def _one(self, number: int, now_ns: int, limit: int) -> Guess:
         """What one source says, as it says it."""
@@ -245,8 +243,8 @@ class Auto(Predictor):
     def _led_by_hints(self) -> bool:
         """Whether page hints keep coming and nothing else has anything better to say: then the
         source that reads them speaks alone, but for the probes of the others."""
-        page_hints_only = self._page_hinted() and not self._chain_hinted()
-        return page_hints_only and self._accesses % PROBE_ACCESSES >= HINT_ACCESSES
+        led = self._page_hinted() and not self._chain_hinted()
+        return led and self._accesses % PROBE_ACCESSES >= HINT_ACCESSES
 
     def _page_hinted(self) -> bool:
         return self._accesses - self._hinted <= HINT_ACCESSES

@@ -19,8 +19,8 @@ FREE, READING, READY, ABANDONED = range(4)
 _KEPT_SHARE_MAX = 0.5  # of the slots: what a predictor may ask to hold
 _RESERVE_MAX, _RESERVE_SHARE = 8, 1 / 256  # slots kept free for demands
 _VICTIMS_SPARE = 8
-_VICTIMS_AHEAD, _VICTIMS_SHARE = 32, 1 / 1024  # chosen ahead of time: to choose is to weigh all
-_VICTIMS_AHEAD_MIN, _FRESH_SHARE = 16, 1 / 64  # where slots are few, many ahead are too stale
+_VICTIMS_AHEAD, _VICTIMS_SHARE = 32, 1 / 256  # chosen ahead of time: to choose is to weigh all
+_AHEAD_MIN, _AHEAD_SHARE = 16, 1 / 64  # of few slots, many ahead would be stale
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +76,7 @@ class Staging:
         self._spare = 0  # the same for prefetches; none before the first
         self._queue: Slots = np.empty(0, np.int64)  # victims lined up, worst first
         self._few = int(slots * _VICTIMS_SHARE)  # used so far, they say that others may be worse
-        fresh = max(_VICTIMS_AHEAD_MIN, int(slots * _FRESH_SHARE))
-        self._ahead = max(min(_VICTIMS_AHEAD, fresh), self._few)
+        self._ahead = max(min(_VICTIMS_AHEAD, int(slots * _AHEAD_SHARE)), _AHEAD_MIN, self._few)
         self._lined_up = 0  # when they were chosen
         self._queue_worth: Scores | None = None  # one a victim, if the policy has an opinion
         self._untold: list[_Came | _Gone] = []  # not yet shown to the policy
@@ -90,11 +89,9 @@ class Staging:
     @property
     def choosing(self) -> bool:
         """Whether the next `replenish` is to line up victims."""
-        beyond = self._free_count - self.reserve - self._spare
-        stale = self._lined_up - len(self._queue) >= self._few
-        return (stale and self._free_count < self.reserve) or (
-            beyond + len(self._queue) < self._ahead // 2
-        )
+        free, left = self._free_count - self.reserve, len(self._queue)
+        stale = free < 0 and self._lined_up - left >= self._few
+        return stale or free - self._spare + left < self._ahead // 2
 
     def replenish(self) -> tuple[Evicted, Mask]:
         """Empty the worst slots until what demands and the next prefetches take is free again, and
@@ -177,8 +174,7 @@ class Staging:
 
     def _take_free(self, count: int) -> Slots:
         self._free_count -= count
-        taken = self._free[self._free_count : self._free_count + count]
-        return taken[::-1].astype(np.int64)
+        return self._free[self._free_count : self._free_count + count][::-1].astype(np.int64)
 
     def _evict(self, victims: Slots) -> Evicted:
         """Part readable, unpinned slots from their pages; the caller fills or frees the slots."""

@@ -54,7 +54,6 @@ def state(history: UseHistory) -> Iterator[Any]:
     yield history.layer
     pages = np.arange(GEOMETRY.pages)
     yield history.chance(*history.locate(pages), np.zeros(len(pages), np.uint8))
-    yield history.used_this_turn(pages)
     yield history.turns_since_use(pages)
     for layer in range(GEOMETRY.layers):
         yield history.turns(layer)

@@ -70,6 +70,9 @@ def test_a_prefetched_page_whose_turn_is_over_is_not_held_for_the_next() -> None
     while watched.show_next(at_once=False, early=True):
         pass
     assert staging.eviction.victims(1, staging.evictable()).tolist() == came.tolist()
+    worth = staging.eviction.worth(came)
+    assert worth is not None
+    assert worth[0] < 0.05
 
 
 @pytest.mark.parametrize("name", ["attention", "auto"])

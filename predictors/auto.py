@@ -7,7 +7,8 @@ itself. Three measurements hold it back:
   against the others'; one far behind the main one is left a rare probe, to recover by;
 * a ghost of a plain LRU buffer of the same size tells what no prefetch at all would have missed;
   when more is missed than that, no guesses are passed on for a while;
-* what a source asks to hold is held only while it gains more than the room it takes loses.
+* what a source asks to hold is held only while it gains more than the room it takes loses;
+* where the eviction policy keeps a history, sources that guess by past use alone wait for hints.
 
 Guessing costs time too, wherever the engine runs, and only time can tell whether it pays. So now
 and then it falls silent for a few passes over the layers and compares how long they take. Measures
@@ -103,8 +104,11 @@ class Auto(Predictor):
         readers = self._readers("on_page_hint")
         self._hint_reader = readers[0] if len(readers) == 1 else None
         self._chain_readers = self._readers("on_chain_hint")
+        by_past_use = np.array([source.predictor.by_past_use for source in self._sources])
+        self._foreseeing: Sequence[int] = np.flatnonzero(~by_past_use).tolist()
         self._restores = Restores(geometry, slots)
         self._pace = Pace()
+        self._informed = False  # whether the eviction policy keeps a history
 
     def _readers(self, hook: str) -> list[int]:
         """The sources that read such hints."""
@@ -112,6 +116,7 @@ class Auto(Predictor):
         return [n for n, own in enumerate(hooks) if own is not getattr(Predictor, hook)]
 
     def share(self, history: UseHistory) -> None:
+        self._informed = True
         for source in self._sources:
             source.predictor.share(history)
 
@@ -214,11 +219,13 @@ class Auto(Predictor):
             return Guess()
         if self._hint_reader is not None and self._led_by_hints():
             return self._one(self._hint_reader, now_ns, limit)
+        hinted = self._page_hinted() or self._chain_hinted()
+        heard = self._foreseeing if self._informed and not hinted else range(len(self._sources))
+        rooms = self._rooms(limit)
+        sources = [(number, self._sources[number], rooms[number]) for number in heard]
         guesses = [
             _weighed(number, source, source.predictor.predict(now_ns, room), room)
-            for number, (source, room) in enumerate(
-                zip(self._sources, self._rooms(limit), strict=True)
-            )
+            for number, source, room in sources
             if room or source.holding.earned_parts
         ]
         return merged(guesses, limit)
@@ -236,8 +243,14 @@ class Auto(Predictor):
     def _led_by_hints(self) -> bool:
         """Whether page hints keep coming and nothing else has anything better to say: then the
         source that reads them speaks alone, but for the probes of the others."""
-        recent = self._accesses - self._hinted <= HINT_ACCESSES < self._accesses - self._chained
-        return recent and self._accesses % PROBE_ACCESSES >= HINT_ACCESSES
+        led = self._page_hinted() and not self._chain_hinted()
+        return led and self._accesses % PROBE_ACCESSES >= HINT_ACCESSES
+
+    def _page_hinted(self) -> bool:
+        return self._accesses - self._hinted <= HINT_ACCESSES
+
+    def _chain_hinted(self) -> bool:
+        return self._accesses - self._chained <= HINT_ACCESSES
 
     def _held(self, now_ns: int) -> Ids:
         """What the sources have earned to hold."""

@@ -36,6 +36,7 @@ class SlidingWindow(Predictor):
     """
 
     name = "sliding_window"
+    by_past_use = True
 
     def __init__(
         self, geometry: Geometry, slots: int, *, sink_blocks: int = 1, window_blocks: int = 64

@@ -277,8 +277,7 @@ class Core:
         return commands
 
     def _prefetch_room(self) -> int:
-        """How many prefetches may start now: none while a demand waits, unless they are of pages
-        needed in any case and the device has time for both."""
+        """None while a demand waits, unless of pages needed in any case, on an idle device."""
         waiting = bool(self.demands.waiting)
         room = self.limits.prefetch_depth - self.reads.prefetching
         if not self.foresight.restores:
@@ -289,9 +288,7 @@ class Core:
 
     def _issue(self, now_ns: int) -> list[Command]:
         """Start what the plan still holds, as far as the depth and waiting demands allow."""
-        if not self.foresight.planned:
-            return []
-        plan = self.foresight.take(self._prefetch_room())
+        plan = self.foresight.take(self._prefetch_room() if self.foresight.planned else 0)
         slots = self._take_slots(plan.pages, IoClass.PREFETCH, plan)
         if len(slots) < len(plan.pages):
             self.foresight.unsettle()

@@ -23,6 +23,9 @@ from prefetchd.policy import Eviction, smallest
 
 UNHINTED_CHANCE = 0.5
 """What a prefetched page is held for until its layer's turn, when no hint speaks of it."""
+FORETOLD_WEIGHT = 1.0
+"""What the root of the chance that a guess gave a page adds to its log odds at the next turn,
+whether it was demanded then or not: a page at the edge of being needed may be needed next time."""
 WAIT_WEIGHT = 0.25
 """How much a whole step's wait takes from a page's worth: 1 / (1 + weight x steps)."""
 LOSS_SHARE = 0.25
@@ -46,11 +49,13 @@ class Cycle(Eviction):
         self._place = np.zeros(slots, np.int32 if places < 2**31 else np.int64)
         self._layer = np.full(slots, layers, np.uint16)  # `layers` where the slot is empty
         self._new = np.zeros(slots, np.uint8)  # DEMANDED or PREFETCHED where a page is new
-        self._any_new = False
+        self._came: list[Slots] = []  # where they are, and where some were
         self._chance = np.zeros(slots, np.float32)
         self._stale = np.zeros(layers + 1, np.bool_)  # layers whose chances are to be reckoned
         self._promise = np.zeros(places, np.float16)  # by guesses for the layer's turn
         self._promises = self._promise.reshape(layers, -1)
+        self._foretold = np.zeros(places, np.float16)  # the same for the layer's latest turn
+        self._foretolds = self._foretold.reshape(layers, -1)
         # In the latest turn of its layer, in 255ths; of pages that it did not demand, whatever.
         self._rank = np.zeros(places, np.uint8)
         # discount[now, layer]: 1 for the layer that comes next, least for one a whole step away.
@@ -66,37 +71,46 @@ class Cycle(Eviction):
             layer, blocks = one
             places, begun = self.history.demanded_one(layer, blocks)
             if begun:
-                self._promises[layer] = 0.0
+                self._kept_or_broken(layer)
             self._stale[layer] = True
             self._rank[places] = PLAIN_RANK if scores is None else rank_shares(scores)
             return
         for turns, mine in turns_of(pages, self.geometry):
             places, rows = self.history.demanded(turns)
-            self._promises[rows] = 0.0
+            self._kept_or_broken(rows)
             self._stale[turns.layers] = True
             ranks = PLAIN_RANK if scores is None else rank_shares_of(scores[mine], turns)
             self._rank[places] = ranks
 
+    def _kept_or_broken(self, layers: Ids | slice | int) -> None:
+        """The turn has come that was spoken of."""
+        self._foretolds[layers] = self._promises[layers]
+        self._promises[layers] = 0.0
+
     def inserted(self, slots: Slots, pages: Ids, *, prefetched: bool) -> None:
         self._place[slots] = pages
         self._new[slots] = PREFETCHED if prefetched else DEMANDED
-        self._any_new = True
+        self._came.append(slots)
         if self._recency:
             self._recency.inserted(slots, pages, prefetched=prefetched)
 
     def _take_in(self) -> None:
         """Look at all that came since the last time, before anything depends on it."""
-        if not self._any_new:
+        if not self._came:
             return
-        self._any_new = False
-        slots = np.flatnonzero(self._new)
+        slots = np.concatenate(self._came)
+        self._came.clear()
+        slots = slots[self._new[slots] > 0]
+        if len(slots) == 0:
+            return
         layers, places = self.history.locate(self._place[slots].astype(np.int64))
         self._place[slots] = places
         self._layer[slots] = layers
         self._stale[layers] = True
-        # A page that came for a demand is wanted, too, until the demand has been shown.
+        # A page that came for a demand is wanted until the demand has been shown, and one that was
+        # prefetched until its turn; but a guess was told with the demands that settled it.
         wanted = self.history.turns_since(layers, places) > 0
-        wanted |= self._new[slots] == PREFETCHED
+        wanted &= (self._new[slots] == DEMANDED) | (self._foretold.take(places) == 0.0)
         if wanted.any():
             wanted &= self._promise[places] == 0.0
             self._promise[places[wanted]] = UNHINTED_CHANCE
@@ -164,7 +178,9 @@ class Cycle(Eviction):
             slots = np.flatnonzero(self._stale.take(self._layer))
             layers = self._layer[slots].astype(np.int64)
         places = self._place[slots].astype(np.int64)
-        chance = self.history.chance(layers, places, self._rank.take(places))
+        foretold = np.sqrt(self._foretold.take(places).astype(np.float32))
+        foretold *= np.float32(FORETOLD_WEIGHT)
+        chance = self.history.chance(layers, places, self._rank.take(places), foretold)
         self._chance[slots] = np.maximum(chance, self._promise.take(places))
         self._stale[stale] = False
 

@@ -84,14 +84,16 @@ class Foresight:
 
     @property
     def learning_due(self) -> bool:
-        return self._observer.due(at_once=not self._hint_driven)
+        return self._observer.due(at_once=not self._hint_driven, early=self._staging.choosing)
 
     def learn(self) -> bool:
         """One small step of learning from demands; whether more is due.
 
-        While hints drive the planning time is short, and it is done in batches.
+        While hints drive the planning time is short, and it is done in batches; but victims are
+        chosen by all that is known.
         """
-        return self._observer.show_next(at_once=not self._hint_driven)
+        early = self._staging.choosing
+        return self._observer.show_next(at_once=not self._hint_driven, early=early)
 
     def plan(self, now_ns: int) -> None:
         """Ask the predictor anew. What is left of the old plan has lost its reason.

@@ -44,6 +44,7 @@ of a layer sees to it that none grows past that."""
 _SWEEP = 1 << 14
 _FADED = 1 << 10
 """After so many turns nothing is left of a use."""
+_UNIT_MIN = 1e-6
 _NEAR = np.array([[-1], [0], [1]])
 _WHOLE = np.float32(65535.0)
 """What stands for 1 in an average's root: 16 bits, of which rounding takes less than 1e-5."""
@@ -133,7 +134,8 @@ class UseHistory:
         self._words.view(np.uint16).reshape(-1, 4)[:] = (0, 0, 0, -_FAR & 0xFFFF)
         self._turns = np.zeros(layers, np.int64)
         self._now = np.zeros(layers, np.uint16)  # the same modulo 2**16
-        self._heat = np.zeros(geometry.blocks, np.float32)
+        self._heat = np.zeros(geometry.blocks, np.float32)  # in units that shrink as it cools
+        self._heat_unit = 1.0
         self._demand = np.zeros(layers, np.int64)
         self.layer = -1
         """The layer whose turn it is; -1 before the first."""
@@ -149,8 +151,8 @@ class UseHistory:
         self._odds = left * np.array((*USE_WEIGHTS, 0.0), np.float32)
         # What is left of a layer's heat, and of a use in it, by the layers computed since.
         cooled = np.exp(-np.arange(layers + 1) / HEAT_LAYERS)
-        self._cooled = cooled.astype(np.float32)
-        self._heat_gains = ((1.0 - cooled[1]) * cooled).astype(np.float32)
+        self._cooled = cooled.tolist()
+        self._heat_gains = ((1 - cooled[1]) * cooled).astype(np.float32)
 
     def locate(self, pages: Ids) -> tuple[Ids, Ids]:
         """The layer of each page, and its place in an array that has `columns` entries a layer."""
@@ -176,7 +178,7 @@ class UseHistory:
         begun = rows_of(turns.layers[going_on:])
         self._turns[begun] += 1
         self._demand[begun] = 0
-        self._heat *= self._cooled[len(turns) - going_on]
+        self._cool(len(turns) - going_on)
         numbers = self._turns[turns.layers]
         self._now[turns.layers] = numbers
         if not (numbers % _SWEEP).all():
@@ -189,7 +191,8 @@ class UseHistory:
             new, blocks, which = places[unused], blocks[unused], which[unused]
             counts = np.bincount(which, minlength=len(turns))
         self._use(turns.layers[which], new)
-        np.add.at(self._heat, blocks, self._heat_gains[: len(turns)][::-1][which])
+        gains = self._heat_gains[: len(turns)][::-1] * np.float32(1 / self._heat_unit)
+        np.add.at(self._heat, blocks, gains[which])
         self._demand[turns.layers] += counts
         self.layer = int(turns.layers[-1])
         return places, begun
@@ -203,7 +206,7 @@ class UseHistory:
             self._turns[layer] = number
             self._now[layer] = number & 0xFFFF
             self._demand[layer] = 0
-            self._heat *= self._cooled[1]
+            self._cool(1)
             self.layer = layer
             if number % _SWEEP == 0:
                 self._sweep(layer)
@@ -211,9 +214,16 @@ class UseHistory:
             unused = self._age(layer, places) != 0
             new, blocks = places[unused], blocks[unused]
         self._use(layer, new)
-        self._heat[blocks] += self._heat_gains[0]
+        self._heat[blocks] += self._heat_gains[0] * np.float32(1 / self._heat_unit)
         self._demand[layer] += len(new)
         return places, begun
+
+    def _cool(self, turns: int) -> None:
+        self._heat_unit *= self._cooled[turns]
+        if self._heat_unit < _UNIT_MIN:
+            self._heat *= np.float32(self._heat_unit)
+            self._heat[self._heat < _UNIT_MIN] = 0.0  # before it fades into slow, tiny numbers
+            self._heat_unit = 1.0
 
     def _use(self, layers: Ids | int, places: Ids) -> None:
         """These pages, distinct, are used in the turns that their layers have now."""
@@ -242,11 +252,6 @@ class UseHistory:
         used = self._words.view(np.uint16)[3::4].reshape(-1, self.columns)[layer]
         used[self._now[layer] - used > _FAR] = int(self._now[layer]) - _FAR & 0xFFFF
 
-    def used_this_turn(self, pages: Ids) -> Mask:
-        """Which of these pages were demanded in the latest turn of their layer."""
-        used: Mask = self.turns_since_use(pages) == 0
-        return used
-
     def turns_since_use(self, pages: Ids) -> NDArray[np.uint16]:
         """Turns of its layer since each page was demanded, 0 in the turn of its demand; of one
         that was not used for very long, at least 2**15."""
@@ -264,20 +269,20 @@ class UseHistory:
         """How many pages the layer demanded in its latest turn, so far."""
         return int(self._demand[layer])
 
-    def chance(self, layers: Ids | int, places: Ids, ranks: Codes) -> Scores:
+    def chance(
+        self, layers: Ids | int, places: Ids, ranks: Codes, more: Scores | None = None
+    ) -> Scores:
         """The chance (0..1, float32) that the page of each place is demanded at its layer's next
         turn.
 
         `ranks` (uint8): of pages demanded in their layer's latest turn, the share of the turn's
-        that scored lower, in 255ths; those of other pages are not looked at.
+        that scored lower, in 255ths, else not looked at. `more`: log odds of what else is known.
         """
         odds, age = self._weigh(layers, places)
         odds += ranks * np.float32(RANK_WEIGHT / 255) * (age == 0)
+        if more is not None:
+            odds += more
         return logistic(odds)
-
-    def log_odds(self, layers: Ids | int, places: Ids) -> Scores:
-        """The same estimate before the logistic curve, without the rank."""
-        return self._weigh(layers, places)[0]
 
     def _weigh(self, layers: Ids | int, places: Ids) -> tuple[Scores, NDArray[np.uint16]]:
         """The log odds of these pages, and their ages."""
@@ -289,11 +294,7 @@ class UseHistory:
         near *= rows[::2, :, 1]
         near *= near
         odds += np.float32(NEIGHBOUR_WEIGHT) * np.sqrt(near[0] + near[1])
-        odds += np.float32(HEAT_WEIGHT) * self._heat.take(places % self.columns - 1)
+        heat = self._heat.take(places % self.columns - 1)
+        odds += np.float32(HEAT_WEIGHT * self._heat_unit) * heat
         odds += np.float32(BIAS)
         return odds, age[1]
-
-    def heat(self, blocks: Ids) -> Scores:
-        """How much the layers just computed used each block: 0 to 1, float32."""
-        heat: Scores = self._heat.take(blocks)
-        return heat

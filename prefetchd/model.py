@@ -26,6 +26,7 @@ Codes = NDArray[np.uint8]
 """Small enumerations, one a page: Outcome, Verdict, or the number of a predictor's source."""
 
 NO_IDS: Ids = np.empty(0, np.int64)
+NO_IDS.setflags(write=False)  # it is everybody's
 
 
 def every(mask: Mask) -> bool:

@@ -70,15 +70,15 @@ class Observer:
         if guess.confidence is not None and len(guess.pages):
             self._unseen.add(guess)
 
-    def show_next(self, *, at_once: bool) -> bool:
+    def show_next(self, *, at_once: bool, early: bool = False) -> bool:
         """Let the policies learn from the oldest they have not seen; whether more is due.
 
-        Unless `at_once`, they learn from several demands in one step, as soon as there are enough:
-        that takes little longer than to learn from one.
+        Unless `at_once`, they learn from several demands in one step, as soon as there are enough,
+        or, if that is wanted `early`, any: that takes little longer than to learn from one.
         """
-        if self.due(at_once=at_once):
+        if self.due(at_once=at_once, early=early):
             self._show(self._unseen.oldest() if at_once else self._unseen.batch())
-            if self.due(at_once=at_once):
+            if self.due(at_once=at_once, early=early):
                 return True
             if not at_once:
                 return len(self._feedback) >= _FEEDBACK_BATCH  # in a step of its own
@@ -86,12 +86,16 @@ class Observer:
             self._show_feedback()
         return False
 
-    def due(self, *, at_once: bool) -> bool:
-        return len(self._unseen) > 0 if at_once else self._unseen.enough
+    def due(self, *, at_once: bool, early: bool = False) -> bool:
+        if at_once:
+            return len(self._unseen) > 0
+        return self._unseen.enough or (early and self._unseen.demands > 0)
 
     def _show(self, batch: Batch) -> None:
         """The predictor first: in a history that the policy keeps it finds things as they stood
         before these demands, and learns from the difference."""
+        for pages, chances in batch.foretold:
+            self._staging.eviction.expected(pages, chances)
         if batch.accesses:
             self._predictor.on_accesses(batch.accesses)
             self._show_demands(batch)

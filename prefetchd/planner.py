@@ -24,7 +24,9 @@ _SOURCES_MAX = 256
 _FIT_DECAY = 0.98
 _LEAD_DECAY = 0.9
 _FEEDBACK_DECAY = 0.99
-_DEPTH_SPARE = 2, 1
+_ACTED_ON_NS = 500_000
+"""About how long a completion lies there before the next read is begun: reads that take less than
+this need one more in flight, or the device would idle meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,13 +144,16 @@ class Planner:
     def busy_depth(self, *, waiting: bool) -> int:
         """Reads in flight that keep the device busy without a queue that a demand waits behind.
 
-        Little's law with twice the base latency, and some more for the time until a completion is
-        acted on. As good as unbounded until something was measured.
+        Little's law with twice the base latency. While nobody is `waiting`, one more of those that
+        take no longer than a completion lies about. So beside a demand a prefetch starts only where
+        the device would else have nothing to do, and one that serves reads one after another has
+        no second prefetch in front of a demand. As good as unbounded until something was measured.
         """
         base, service = self.device_times_ns()
         if service <= 0:
             return self.limits.candidates_max
-        return _DEPTH_SPARE[waiting] + int(2 * base / service)
+        spare = not waiting and service < _ACTED_ON_NS
+        return 1 + spare + int(2 * base / service)
 
     def plan(self, guess: Guess, slot_of: NDArray[np.int32], now_ns: int) -> Plan:
         """Choose at most `budget()` absent pages of the guess, best first, each once.

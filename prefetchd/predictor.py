@@ -83,6 +83,10 @@ class Predictor:
     name: ClassVar[str] = ""
     """How it is chosen and reported; the class's name in lower case when empty."""
 
+    by_past_use: ClassVar[bool] = False
+    """Whether it guesses pages for having been used, and nothing else: an eviction policy that
+    keeps a history makes up for that without reads."""
+
     def __init__(self, geometry: Geometry, slots: int) -> None:
         self.geometry = geometry
         self.slots = slots

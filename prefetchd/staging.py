@@ -19,7 +19,8 @@ FREE, READING, READY, ABANDONED = range(4)
 _KEPT_SHARE_MAX = 0.5  # of the slots: what a predictor may ask to hold
 _RESERVE_MAX, _RESERVE_SHARE = 8, 1 / 256  # slots kept free for demands
 _VICTIMS_SPARE = 8
-_VICTIMS_AHEAD, _VICTIMS_SHARE = 32, 1 / 1024  # chosen ahead of time: to choose is to weigh all
+_VICTIMS_AHEAD, _VICTIMS_SHARE = 32, 1 / 256  # chosen ahead of time: to choose is to weigh all
+_AHEAD_MIN, _AHEAD_SHARE = 16, 1 / 64  # of few slots, many ahead would be stale
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ class Staging:
         self._spare = 0  # the same for prefetches; none before the first
         self._queue: Slots = np.empty(0, np.int64)  # victims lined up, worst first
         self._few = int(slots * _VICTIMS_SHARE)  # used so far, they say that others may be worse
-        self._ahead = max(_VICTIMS_AHEAD, self._few)
+        self._ahead = max(min(_VICTIMS_AHEAD, int(slots * _AHEAD_SHARE)), _AHEAD_MIN, self._few)
         self._lined_up = 0  # when they were chosen
         self._queue_worth: Scores | None = None  # one a victim, if the policy has an opinion
         self._untold: list[_Came | _Gone] = []  # not yet shown to the policy
@@ -85,6 +86,13 @@ class Staging:
         allowed: Mask = (self.state == READY) & (self.pins == 0) & ~self.kept
         return allowed
 
+    @property
+    def choosing(self) -> bool:
+        """Whether the next `replenish` is to line up victims."""
+        free, left = self._free_count - self.reserve, len(self._queue)
+        stale = free < 0 and self._lined_up - left >= self._few
+        return stale or free - self._spare + left < self._ahead // 2
+
     def replenish(self) -> tuple[Evicted, Mask]:
         """Empty the worst slots until what demands and the next prefetches take is free again, and
         line up the victims after those: now, so that neither a demand nor a hint waits for it.
@@ -93,8 +101,7 @@ class Staging:
         """
         beyond = self._free_count - self.reserve - self._spare
         for_demands, lacking = max(0, self.reserve - self._free_count), max(0, -beyond)
-        stale = for_demands > 0 and self._lined_up - len(self._queue) >= self._few
-        if stale or beyond + len(self._queue) < self._ahead // 2:
+        if self.choosing:
             self.tell()
             self._queue = self.eviction.victims(lacking + self._ahead, self.evictable())
             self._lined_up = len(self._queue)
@@ -167,8 +174,7 @@ class Staging:
 
     def _take_free(self, count: int) -> Slots:
         self._free_count -= count
-        taken = self._free[self._free_count : self._free_count + count]
-        return taken[::-1].astype(np.int64)
+        return self._free[self._free_count : self._free_count + count][::-1].astype(np.int64)
 
     def _evict(self, victims: Slots) -> Evicted:
         """Part readable, unpinned slots from their pages; the caller fills or frees the slots."""

@@ -60,14 +60,18 @@ class Watch:
 
     @contextmanager
     def on(self) -> Iterator[None]:
-        """The profiler that was set before has a rest meanwhile."""
+        """The profiler that was set before has a rest meanwhile, and so has the garbage collector:
+        others are told of its work in the middle of a hook, and hypothesis reads a clock then."""
         state = _numpy_state()
-        before = sys.getprofile()
+        before, collects = sys.getprofile(), gc.isenabled()
+        gc.disable()
         sys.setprofile(self._note)
         try:
             yield
         finally:
             sys.setprofile(before)
+            if collects:
+                gc.enable()
         if not np.array_equal(state, _numpy_state()):
             self.seen.append((RANDOM, GLOBAL_NUMPY, ""))
 

@@ -27,13 +27,15 @@ Told = tuple[Slots, Access] | Guess
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Demands, oldest first: none, one, or several of one layer each and no layer twice, all of
-    them with scores or none. Then guesses, as pages and chances, that no demand has settled yet.
+    them with scores or none. `foretold`: what guesses, as pages and chances, had said of these
+    demands; `guesses`: what no demand has settled yet.
 
     `slots[i]`: where the pages of `accesses[i]` were; negative where they had no slot.
     """
 
     accesses: Sequence[Access]
     slots: Sequence[Slots]
+    foretold: Sequence[tuple[Ids, Scores]]
     guesses: Sequence[tuple[Ids, Scores]]
 
 
@@ -49,6 +51,10 @@ class Unseen:
 
     def __len__(self) -> int:
         return len(self._told)
+
+    @property
+    def demands(self) -> int:
+        return self._demands
 
     @property
     def enough(self) -> bool:
@@ -118,16 +124,20 @@ def _batch(
 ) -> Batch:
     """`guesses`: how many of the demands came before each."""
     accesses = [access for _, access in demands]
-    standing = _standing(accesses, guesses, layers) if guesses else []
-    return Batch(accesses, [slots for slots, _ in demands], standing)
+    foretold, standing = _settled(accesses, guesses, layers) if guesses else ([], [])
+    return Batch(accesses, [slots for slots, _ in demands], foretold, standing)
 
 
-def _standing(
+_Chances = list[tuple[Ids, Scores]]
+
+
+def _settled(
     accesses: list[Access], guesses: list[tuple[int, Guess]], layers: int
-) -> list[tuple[Ids, Scores]]:
-    """What no demand has settled: of each guess the pages whose layers were not demanded since."""
+) -> tuple[_Chances, _Chances]:
+    """What demands have settled, and what none has: the pages of each guess whose layers were, or
+    were not, demanded since."""
     if not accesses:
-        return [(g.pages, g.confidence) for _, g in guesses if g.confidence is not None]
+        return [], [(g.pages, g.confidence) for _, g in guesses if g.confidence is not None]
     settled = np.zeros(layers, np.int64)  # by which demand, counted from 1
     if len(accesses) == 1:
         settled[accesses[0].pages % layers] = 1
@@ -137,13 +147,18 @@ def _standing(
     which = np.repeat(np.arange(len(guesses)), sizes)
     before = np.array([number for number, _ in guesses])
     pages = np.concatenate([guess.pages for _, guess in guesses])
+    chances = np.concatenate([guess.confidence for _, guess in guesses])
     stands = settled[pages % layers] <= before[which]
-    found, end = [], 0
-    for (_, guess), size, count in zip(
-        guesses, sizes, np.bincount(which[stands], minlength=len(guesses)).tolist(), strict=True
+    if not stands.any():
+        return [(pages, chances)], []
+    over = ~stands
+    foretold = [(pages[over], chances[over])] if over.any() else []
+    ends = np.cumsum(sizes).tolist()
+    standing = []
+    for size, end, count in zip(
+        sizes, ends, np.bincount(which[stands], minlength=len(sizes)).tolist(), strict=True
     ):
-        end += size
-        if count and guess.confidence is not None:
+        if count:
             mine = stands[end - size : end]
-            found.append((guess.pages[mine], guess.confidence[mine]))
-    return found
+            standing.append((pages[end - size : end][mine], chances[end - size : end][mine]))
+    return foretold, standing

@@ -53,10 +53,8 @@ def joined(batch: list[Demand]) -> Demand:
 def state(history: UseHistory) -> Iterator[Any]:
     yield history.layer
     pages = np.arange(GEOMETRY.pages)
-    yield history.log_odds(*history.locate(pages))
-    yield history.used_this_turn(pages)
+    yield history.chance(*history.locate(pages), np.zeros(len(pages), np.uint8))
     yield history.turns_since_use(pages)
-    yield history.heat(np.arange(GEOMETRY.blocks))
     for layer in range(GEOMETRY.layers):
         yield history.turns(layer)
         yield history.demand(layer)
@@ -258,8 +256,7 @@ def test_a_predictor_guesses_the_same_after_batches(name: str, hinted: bool) -> 
             np.testing.assert_allclose(said.confidence, expected.confidence, rtol=1e-3)
 
 
-@pytest.mark.parametrize("hinted", [False, True])
-def test_attention_guesses_the_same_from_a_shared_history(hinted: bool) -> None:
+def test_attention_guesses_the_same_from_a_shared_history() -> None:
     random = np.random.default_rng(7)
     sharing, apart = Attention(GEOMETRY, SLOTS), Attention(GEOMETRY, SLOTS)
     kept = Cycle(SLOTS, GEOMETRY)
@@ -267,16 +264,17 @@ def test_attention_guesses_the_same_from_a_shared_history(hinted: bool) -> None:
     for turn in range(40 * GEOMETRY.layers):
         blocks = np.unique(np.concatenate([[0, turn // 30], random.integers(0, 20, 4)]))
         access = access_of(GEOMETRY.page_ids(blocks, turn % GEOMETRY.layers), None)
-        for predictor in (sharing, apart):
-            if hinted:
-                predictor.on_page_hint(PageHint(access.pages, np.ones(len(blocks), np.float32)))
-            predictor.on_access(access)
-        kept.demanded(access.pages, None)
+        hint = PageHint(access.pages, np.ones(len(blocks), np.float32))
+        sharing.on_page_hint(hint)
+        apart.on_page_hint(hint)
         said, expected = sharing.predict(0, 50), apart.predict(0, 50)
         assert said.pages.tolist() == expected.pages.tolist()
         assert said.confidence is not None
         assert expected.confidence is not None
         assert said.confidence.tolist() == expected.confidence.tolist()
+        sharing.on_access(access)
+        apart.on_access(access)
+        kept.demanded(access.pages, None)
 
 
 def test_a_page_never_looks_younger_than_it_is() -> None:
@@ -291,8 +289,9 @@ def test_a_page_never_looks_younger_than_it_is() -> None:
     assert min(ages[0], ages[1], ages[3]) >= 1 << 15
     for _ in range(2000):
         plain.demanded_one(0, often)
+    ranks = np.zeros(4, np.uint8)
     np.testing.assert_allclose(
-        history.log_odds(0, all_places), plain.log_odds(0, all_places), rtol=1e-4
+        history.chance(0, all_places, ranks), plain.chance(0, all_places, ranks), rtol=1e-4
     )
 
 

@@ -7,9 +7,9 @@ import numpy as np
 from prefetchd.core import CoreLimits
 from prefetchd.model import Access, ChainHint, DoneHint, Forgotten, Geometry, Hinted, Ids, PageHint
 from prefetchd.planner import Planner, PlannerLimits
-from prefetchd.predictor import Predictor
+from prefetchd.predictor import Guess, Predictor
 from prefetchd.predictors.cross_request import CrossRequest
-from tests.core_bench import Bench, Told, ids
+from tests.core_bench import Bench, Scripted, Told, ids
 
 ONE_LAYER = Geometry(layers=1, blocks=200)
 
@@ -56,7 +56,7 @@ def test_the_depth_that_keeps_a_device_busy_follows_from_what_was_measured() -> 
     assert serial.busy_depth(waiting=False) == PlannerLimits().candidates_max
     serial.observe_reads(ahead, ahead.astype(np.int64) * 9_000_000)
     parallel.observe_reads(ahead, 120_000 + ahead.astype(np.int64) * 20_000)
-    assert [serial.busy_depth(waiting=waiting) for waiting in (True, False)] == [1, 2]
+    assert [serial.busy_depth(waiting=waiting) for waiting in (True, False)] == [1, 1]
     assert [parallel.busy_depth(waiting=waiting) for waiting in (True, False)] == [13, 14]
 
 
@@ -133,3 +133,19 @@ def test_a_predictor_is_told_of_no_block_or_page_that_is_not_there() -> None:
         bench.handle(Hinted(DoneHint(1, "tool_use", None, some)))
     assert isinstance(bench.predictor, Listening)
     assert bench.predictor.told == [[3, 199]] * 6
+
+
+def test_a_guess_of_all_that_is_needed_stands_until_something_else_is_demanded_or_it_goes() -> None:
+    bench = Bench(4, limits=CoreLimits(prefetch_depth=4))
+    assert pages(bench.guess(0, 1, 2, 3, restores=True)) == [0, 1, 2, 3]
+    bench.end()
+    bench.demand(1, 0, 1)
+    assert bench.guess(8, 9, restores=True) == [], "nobody asked: what was named is what is needed"
+    bench.demand(2, 8)  # takes the place of one of those that were named
+    assert bench.core.foresight.planned == 0
+    assert isinstance(bench.predictor, Scripted)
+    bench.predictor.guess = Guess(ids(*range(4)), restores=True)
+    gone = [page for page in range(4) if page not in bench.resident()]
+    bench.end()
+    bench.release(2)
+    assert set(pages(bench.settle())) & set(gone), "what has gone out is fetched again"

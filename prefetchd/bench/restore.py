@@ -80,6 +80,7 @@ class RestoreLog:
     verified: int = 0
     failed_puts: list[str] = field(default_factory=list)
     seconds: float = 0.0
+    at_start: int | None = None  # reusable blocks readable at the starts; None where nobody looked
     cpu_ns: int | None = None  # unknown where no processor was at work
     after: Moved | None = None
 

@@ -63,6 +63,7 @@ class RestoreRun(msgspec.Struct, frozen=True, kw_only=True):
 
     `staged_share`: reusable blocks that were readable at their first need; one that was demanded
     when its request was queued counts if it was readable when the request started.
+    `at_start_share`: those that were so when their request started (None: nobody looked).
     `reuse_share`: reusable blocks of all that requests need. `waste_share`: prefetched blocks that
     nobody used, of all reads. `time_to_ready_ms`: from a request's intended start to the end of its
     last wait, 0 if it never waited. `demand_wait_ms`: of each demanded block. `lateness_ms`: how
@@ -77,6 +78,7 @@ class RestoreRun(msgspec.Struct, frozen=True, kw_only=True):
     outcomes: metrics.Outcomes
     staged_share: float | None
     staged_share_rounds: list[float]
+    at_start_share: float | None = None
     reuse_share: float | None
     waste_share: float | None
     time_to_ready_ms: Milliseconds
@@ -165,6 +167,7 @@ def run_figures(
         outcomes=outcomes,
         staged_share=metrics.median([share for share in shares if share is not None]),
         staged_share_rounds=[share for share in shares if share is not None],
+        at_start_share=_at_start_share(rounds, reusable),
         reuse_share=metrics.ratio(reusable, blocks_needed * len(rounds)),
         waste_share=metrics.ratio(unused, read),
         time_to_ready_ms=_milliseconds(ready),
@@ -192,6 +195,11 @@ def run_figures(
         failures=dict(failures),
         verified_pages=sum(log.verified for log in rounds),
     )
+
+
+def _at_start_share(rounds: Sequence[RestoreLog], reusable: int) -> float | None:
+    found = [log.at_start for log in rounds if log.at_start is not None]
+    return metrics.ratio(sum(found), reusable) if len(found) == len(rounds) else None
 
 
 def _cpu_share(rounds: Sequence[RestoreLog]) -> float | None:

@@ -16,6 +16,7 @@ from prefetchd.bench.tables import PIPED_COLUMNS, figures, share, size
 
 COLUMNS: tuple[tuple[str, Callable[[RestoreRun], str]], ...] = (
     ("lead\nms", lambda run: f"{run.lead_ms:g}"),
+    ("at start\n%", lambda run: share(run.at_start_share)),
     ("staged\n%", lambda run: share(run.staged_share)),
     ("late\n%", lambda run: share(_part(run, run.outcomes.late))),
     ("miss\n%", lambda run: share(_part(run, run.outcomes.miss))),

@@ -120,6 +120,7 @@ def _among(blocks: Ids, seen: Ids) -> Mask:
 def _added(seen: Ids, seen_count: Ids, blocks: Ids, counts: Ids) -> tuple[Ids, Ids]:
     """Distinct blocks, rising, and how often each was needed."""
     is_old = _among(blocks, seen)
+    seen_count = seen_count.copy()
     seen_count[np.searchsorted(seen, blocks[is_old])] += counts[is_old]
     where = np.searchsorted(seen, blocks[~is_old])
     return np.insert(seen, where, blocks[~is_old]), np.insert(seen_count, where, counts[~is_old])

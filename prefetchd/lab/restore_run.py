@@ -5,17 +5,14 @@ its reusable blocks demanded in prefix order at the consumer's rate, its new one
 and told to be done once all of those are found. A wait moves the rest of a request back. Knows no
 policy (the core's, as live), no file and no clock; the same arguments give the same log.
 
-Block b is page b of a core with one layer. Blocks put are found at once where staging has room for
-them, else when they have been written; the drive writes them behind, `WRITE_BLOCKS` an operation,
-out of `WRITE_BUFFERS` buffers, and who finds none free waits for one.
+Block b is page b of a core with one layer. What becomes of blocks put is `lab.restore_puts`'s.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,28 +22,25 @@ from prefetchd.core import Core
 from prefetchd.drive_model import DriveModel
 from prefetchd.lab.dpu import NO_DPU, Dpu
 from prefetchd.lab.requests import Requests
+from prefetchd.lab.restore_puts import SimulatedPuts
 from prefetchd.lab.virtual import Record, VirtualEngine
 from prefetchd.model import (
     NO_IDS,
     ChainHint,
-    Cleaned,
     Demanded,
     DoneHint,
-    Filled,
     Ids,
-    Offered,
     Outcome,
     Ready,
     Released,
 )
+from prefetchd.staging import READY
 
-WRITE_BUFFERS = 64
-WRITE_BLOCKS = 16
 EARLY_BLOCKS = 2  # that show who a request is
 TIMEOUT_NS = 120_000_000_000
 _ENQUEUE, _START, _TAKE = range(3)
 _OUTCOMES = len(Outcome)
-_NEVER_NS = 1 << 62
+_NEVER_NS = 1 << 61
 
 
 @dataclass(slots=True)
@@ -60,21 +54,12 @@ class _Request:
     over: bool = False  # has all it asked for
 
 
-@dataclass(slots=True)
-class _Writes:
-    """Blocks put, on their way to the drive."""
-
-    queue: deque[tuple[int, Ids]] = field(default_factory=deque)  # request, blocks without buffer
-    under_way: deque[tuple[int, Ids, bool]] = field(default_factory=deque)  # ..., whether kept
-    buffers: int = WRITE_BUFFERS
-
-
 class SimulatedRestore:
     """`visible` (bool, one a block): which blocks can be found; the planner of `core` knows it.
 
     Blocks that were had go over the link of `dpu` one after another, and a request takes no further
     one before its last is over. `progress` is told of requests as they end. `record`: see
-    `VirtualEngine`.
+    `VirtualEngine`. `take_blocks`: how many a request asks for at a time, at its rate all the same.
     """
 
     def __init__(
@@ -87,6 +72,7 @@ class SimulatedRestore:
         *,
         block_bytes: int,
         depth: int = 128,
+        take_blocks: int = 1,
         dpu: Dpu = NO_DPU,
         progress: Callable[[int], None] = lambda count: None,
         record: Record | None = None,
@@ -106,9 +92,8 @@ class SimulatedRestore:
         self._requests = requests
         self._reusable = requests.reusable().tolist()
         self._visible = visible
-        self._putting = np.zeros(len(visible), np.bool_)
         self._pace = pace
-        self._block_bytes = block_bytes
+        self._take_blocks = take_blocks
         self._handover_ns = dpu.handover_ns(block_bytes)
         self._link_ns = 0  # when the link is free
         self._progress = progress
@@ -116,9 +101,11 @@ class SimulatedRestore:
         self._tickets: dict[int, int] = {}
         self._numbers = 0
         self._events: list[tuple[int, int, int]] = []
-        self._writes = _Writes()
+        self._puts = SimulatedPuts(self.engine, visible, block_bytes, self._found)
+        self._due_ns = 0
         self._ready: list[Ready] = []  # all answers of the run
         count = len(requests)
+        self._at_start = 0
         self.log = RestoreLog(np.zeros(count, np.int64), np.full(count, -1, np.int64))
 
     def run(self) -> RestoreLog:
@@ -130,23 +117,29 @@ class SimulatedRestore:
             events += [(at_ns - lead_ns, number, _ENQUEUE), (at_ns, number, _START)]
         heapq.heapify(events)
         act = (self._enqueue, self._start, self._take)
-        engine, answers = self.engine, self._answers
         while events or self._live:
-            due_ns = events[0][0] if events else _NEVER_NS
-            if engine.run_until(due_ns, lambda: bool(answers)):
+            self._due_ns = events[0][0] if events else _NEVER_NS
+            self.engine.run_until(self._due_ns, self._news)
+            if self._answers:
                 self._answered()
-            else:
+            else:  # what is due; without any a live request waits for nothing, which cannot be
                 _, number, kind = heapq.heappop(events)
                 act[kind](number)
                 self._answered()
         self._sum_up()
         return self.log
 
+    def _news(self) -> bool:
+        """Whether a demand was answered, or something has become due before what was to be next."""
+        sooner = bool(self._events) and self._events[0][0] < self._due_ns
+        return sooner or bool(self._answers)
+
     def _sum_up(self) -> None:
         log = self.log
         outcomes = np.concatenate([np.empty(0, np.uint8), *(one.outcomes for one in self._ready)])
         slots = np.concatenate([NO_IDS, *(one.slots for one in self._ready)])
         log.outcomes += np.bincount(outcomes, minlength=_OUTCOMES)
+        log.at_start = self._at_start
         log.missing = int(np.count_nonzero(slots < 0))
         log.seconds = self.engine.now_ns / 1e9
 
@@ -175,17 +168,24 @@ class SimulatedRestore:
         self.log.unstored += reusable - len(pages)
         request = self._live.setdefault(number, _Request(pages))
         request.pages, request.started = pages, True
+        self._at_start += self._staged(pages)
         self._put(number, request)
         if reusable:
             self.log.ready_ns[number] = 0
         if not request.out:
             self._take(number)
 
+    def _staged(self, pages: Ids) -> int:
+        staging = self._core.staging
+        slots = staging.slot_of[pages]
+        return int(np.count_nonzero((slots >= 0) & (staging.state[slots] == READY)))
+
     def _take(self, number: int) -> None:
-        """Demand the next block of a request; nothing left: it ends."""
+        """Demand the next blocks of a request; nothing left: it ends."""
         request = self._live[number]
-        if request.taken < len(request.pages):
-            self._demand(number, request, 1)
+        left = len(request.pages) - request.taken
+        if left > 0:
+            self._demand(number, request, min(left, self._take_blocks))
         else:
             request.over = True
             self._end(number, request)
@@ -232,62 +232,14 @@ class SimulatedRestore:
         self.engine.hint(DoneHint(number, self._requests.stops[number], blocks=blocks))
         self._progress(1)
 
-    # --- its new blocks ---
-
     def _put(self, number: int, request: _Request) -> None:
-        new = self._requests.chain(number)[self._reusable[number] :]
-        if len(new) == 0:
-            return
-        new = new[~(self._visible[new] | self._putting[new])]
-        self._putting[new] = True
-        request.to_put = len(new)
-        self._writes.queue.extend(
-            (number, new[at : at + WRITE_BLOCKS]) for at in range(0, len(new), WRITE_BLOCKS)
+        request.to_put = self._puts.put(
+            number, self._requests.chain(number)[self._reusable[number] :]
         )
-        self._move()
+        self._puts.move()
 
-    def _move(self) -> None:
-        """Give blocks that were put buffers, in order, as long as there are any."""
-        writes = self._writes
-        while writes.queue and writes.buffers >= len(writes.queue[0][1]):
-            number, blocks = writes.queue.popleft()
-            writes.buffers -= len(blocks)
-            while len(blocks):
-                kept = self._offered(blocks)
-                part = kept or len(blocks)
-                self._write(number, blocks[:part], kept=kept > 0)
-                blocks = blocks[part:]
-
-    def _write(self, number: int, blocks: Ids, *, kept: bool) -> None:
-        if kept:
-            self._found(number, blocks)
-        self._writes.under_way.append((number, blocks, kept))
-        self.engine.write(np.array([len(blocks) * self._block_bytes]), self._written)
-
-    def _offered(self, blocks: Ids) -> int:
-        """How many of the first blocks staging took: there is room for some, or for none."""
-        count = len(blocks)
-        while count:
-            self.engine.handle(Offered(blocks[:count]))
-            if self._core.staging.slot_of[blocks[0]] >= 0:
-                self.engine.handle(Filled(blocks[:count]))
-                return count
-            count //= 2
-        return 0
-
-    def _found(self, number: int, blocks: Ids) -> None:
-        self._visible[blocks] = True
+    def _found(self, number: int, count: int) -> None:
         request = self._live[number]
-        request.to_put -= len(blocks)
+        request.to_put -= count
         if request.over and not request.to_put:
             heapq.heappush(self._events, (self.engine.now_ns, number, _TAKE))
-
-    def _written(self) -> None:
-        """The drive ends its writes in the order in which they were given."""
-        number, blocks, kept = self._writes.under_way.popleft()
-        self._writes.buffers += len(blocks)
-        if kept:
-            self.engine.handle(Cleaned(blocks))
-        else:
-            self._found(number, blocks)
-        self._move()

@@ -16,7 +16,7 @@ from prefetchd import metrics
 from prefetchd.bench import decode_options
 from prefetchd.bench.figures import run_figures
 from prefetchd.bench.restore import RestoreLog
-from prefetchd.bench.restore_command import read_trace
+from prefetchd.bench.restore_options import read_trace
 from prefetchd.bench.restore_replay import Plan as RestorePlan
 from prefetchd.bench.restore_result import RestoreSettings
 from prefetchd.bench.restore_result import run_figures as restore_figures

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from prefetchd.bench import decode_options as options
 from prefetchd.bench.output import Outputs, progress_bars
-from prefetchd.bench.restore_command import whole_blocks
+from prefetchd.bench.restore_options import whole_blocks
 from prefetchd.bench.runs import ReplayError
 from prefetchd.drive_profile import DEFAULT, DriveProfile, load_profile
 from prefetchd.lab.score import count_tasks, score

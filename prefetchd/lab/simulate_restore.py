@@ -58,9 +58,11 @@ def simulate_restore(
     profile: DriveProfile,
     dpu: Dpu = NO_DPU,
     report: Report | None = None,
+    take_blocks: int = 1,
 ) -> RestoreResult:
     """Run everything and say how it went. Round r draws the drive's slow reads from `seed` + r;
-    with `limit_blocks_s` the profile counts for nothing. `settings.speed` must be 1.
+    with `limit_blocks_s` the profile counts for nothing. `settings.speed` must be 1. `take_blocks`:
+    how many a request asks for at a time, at its rate all the same.
 
     Raises RegistryError, PredictorError.
     """
@@ -72,7 +74,7 @@ def simulate_restore(
         for number in range(settings.rounds):
             report.say(f"{plan.name}, {plan.lead_ms:g} ms ahead")
             model = DriveModel(drive, settings.seed + number)
-            rounds.append(run_plan(requests, settings, plan, model, dpu, report.steps))
+            rounds.append(run_plan(requests, settings, plan, model, dpu, report.steps, take_blocks))
         runs.append(
             run_figures(
                 plan.name,
@@ -87,7 +89,7 @@ def simulate_restore(
     return RestoreResult(
         schema=SIMULATED,
         device=described(drive, settings.limit_blocks_s, dpu),
-        settings=msgspec.structs.replace(settings, more=_more(dpu)),
+        settings=msgspec.structs.replace(settings, more=_more(dpu, take_blocks)),
         runs=runs,
         bounds=bounds(requests, settings, drive),
     )
@@ -112,6 +114,7 @@ def run_plan(
     drive: DriveModel,
     dpu: Dpu = NO_DPU,
     progress: Callable[[int], None] = lambda count: None,
+    take_blocks: int = 1,
     seen: Callable[[Core], Record | None] = lambda core: None,
 ) -> RestoreLog:
     """One run on a drive that has done nothing yet. `seen` is shown the core before it begins, and
@@ -136,6 +139,7 @@ def run_plan(
         pace,
         block_bytes=settings.block_bytes,
         depth=settings.depth,
+        take_blocks=take_blocks,
         dpu=dpu,
         progress=progress,
         record=seen(core),
@@ -177,8 +181,9 @@ def described(drive: DriveProfile, limit_blocks_s: float, dpu: Dpu) -> metrics.D
     )
 
 
-def _more(dpu: Dpu) -> dict[str, str | int | float | bool]:
+def _more(dpu: Dpu, take_blocks: int) -> dict[str, str | int | float | bool]:
     return {
+        "take_blocks": take_blocks,
         "dpu": dpu.name,
         "decision_us": dpu.decision_us,
         "cores": dpu.cores,

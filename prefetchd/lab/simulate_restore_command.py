@@ -2,61 +2,57 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from prefetchd.bench.decode_options import Depth, Evict, Html, Json, names
+from prefetchd.bench import restore_options as options
+from prefetchd.bench.decode_options import Controls, Depth, Evict, Html, Json, Predictors, names
 from prefetchd.bench.output import Outputs, progress_bars
-from prefetchd.bench.restore_command import (
-    GroupBlocks,
-    check_numbers,
-    default_staging,
-    read_trace,
-    show,
-    whole_blocks,
-)
-from prefetchd.bench.restore_replay import CONTROLS, Plan, plans
-from prefetchd.bench.restore_result import RestoreResult, RestoreSettings
-from prefetchd.drive_profile import DEFAULT, DriveProfile, load_profile
-from prefetchd.lab.dpu import NO_DPU, Dpu, read_dpu
+from prefetchd.bench.restore_replay import plans
+from prefetchd.bench.restore_result import RestoreSettings
+from prefetchd.bench.runs import ReplayError
+from prefetchd.drive_profile import DEFAULT, load_profile
+from prefetchd.lab.agents import interleaved, live_contexts
+from prefetchd.lab.dpu import NO_DPU, read_dpu
 from prefetchd.lab.requests import Requests
 from prefetchd.lab.simulate_command import DeviceProfile, DpuFile, Seed
 from prefetchd.lab.simulate_restore import simulate_restore
+from prefetchd.units import parse_share
 
 
 def restore(
-    trace: Annotated[
-        Path | None,
-        typer.Argument(help="Requests (.jsonl, .jsonl.gz); default: the embedded ones."),
-    ] = None,
+    trace: options.TracePath = None,
     device_profile: DeviceProfile = DEFAULT,
     dpu: DpuFile = None,
     staging_blocks: Annotated[
         int | None,
         typer.Option(help="Blocks that fit into DRAM; default: the DPU's, or a quarter of all."),
     ] = None,
-    block_bytes: Annotated[str, typer.Option(help="Bytes of a block.")] = "4MiB",
-    lead_ms: Annotated[
-        list[float] | None,
-        typer.Option(help="How long before its start a request is announced; repeatable."),
-    ] = None,
-    hints: Annotated[
-        bool, typer.Option(help="Tell the blocks ahead; else demand the first two then.")
-    ] = True,
+    block_bytes: options.BlockBytes = "4MiB",
+    lead_ms: options.Leads = None,
+    hints: options.Hints = True,
     limit_blocks_s: Annotated[
         float,
         typer.Option(help="Instead of a profile: so many reads a second, one by one; 0: none."),
     ] = 0.0,
-    consume_blocks_s: Annotated[float, typer.Option(help="Blocks a second a request takes.")] = 200,
-    requests: Annotated[int | None, typer.Option(help="Only the first requests.")] = None,
-    group_blocks: GroupBlocks = 1,
-    predictor: Annotated[
-        list[str] | None, typer.Option(help="Predictor by name or file; repeatable.")
+    consume_blocks_s: options.ConsumeRate = 200,
+    take_blocks: Annotated[
+        int, typer.Option(min=1, help="Blocks a request asks for at a time.")
+    ] = 1,
+    live_sessions: Annotated[
+        int | None,
+        typer.Option(min=1, help="Lay the sessions over one another, so many live at a time."),
     ] = None,
-    controls: Annotated[str, typer.Option(help="Controls, by comma.")] = ",".join(CONTROLS),
+    live_share: Annotated[
+        str | None,
+        typer.Option(help="Staging as a share of the live sessions' contexts, as in 33%."),
+    ] = None,
+    requests: options.Limit = None,
+    group_blocks: options.GroupBlocks = 1,
+    predictor: Predictors = None,
+    controls: Controls = options.ALL_CONTROLS,
     evict: Evict = "lru",
     rounds: Annotated[int, typer.Option(min=1, help="Rounds, each with its own slow reads.")] = 1,
     depth: Depth = 128,
@@ -71,12 +67,14 @@ def restore(
     outputs = Outputs(json, report)
     outputs.check()
     leads = lead_ms or [500.0]
-    check_numbers(leads, staging_blocks, requests, limit_blocks_s, consume_blocks_s, 1.0)
+    options.check_numbers(leads, staging_blocks, requests, limit_blocks_s, consume_blocks_s, 1.0)
     profile = load_profile(device_profile)
     processor = read_dpu(dpu) if dpu else NO_DPU
-    size = whole_blocks(block_bytes)
-    load = read_trace(trace, requests, group_blocks)
-    staging = staging_blocks or processor.staging_bytes // size or default_staging(load)
+    size = options.whole_blocks(block_bytes)
+    load = options.read_trace(trace, None if live_sessions else requests, group_blocks)
+    load = _laid_out(load, live_sessions, requests)
+    staging = staging_blocks or _live_blocks(load, live_share)
+    staging = staging or processor.staging_bytes // size or options.default_staging(load)
     settings = RestoreSettings(
         trace=load.name,
         trace_how=load.how,
@@ -97,17 +95,21 @@ def restore(
     )
     lines = plans(settings, predictor or ["cross_request"], names(controls))
     console = Console(stderr=True)
-    show(outputs, console, _run(load, settings, lines, profile, processor, console))
-
-
-def _run(
-    load: Requests,
-    settings: RestoreSettings,
-    lines: list[Plan],
-    profile: DriveProfile,
-    dpu: Dpu,
-    console: Console,
-) -> RestoreResult:
     with progress_bars(console) as bar:
-        simulating = bar("simulating", settings.rounds * len(lines) * len(load))
-        return simulate_restore(load, settings, lines, profile, dpu, simulating)
+        told = bar("simulating", settings.rounds * len(lines) * len(load))
+        result = simulate_restore(load, settings, lines, profile, processor, told, take_blocks)
+    options.show(outputs, console, result)
+
+
+def _laid_out(load: Requests, live: int | None, limit: int | None) -> Requests:
+    return interleaved(load, live, limit=limit) if live else load
+
+
+def _live_blocks(load: Requests, share: str | None) -> int:
+    """Of the mean over all arrivals; 0 if no share is asked for."""
+    if share is None:
+        return 0
+    part = parse_share(share)
+    if not part:
+        raise ReplayError(f"--live-share {share} is no share; write a percentage, as in 33%")
+    return max(1, int(part * live_contexts(load).mean()))

@@ -216,6 +216,12 @@ class Runtime:
         """What lies under the store."""
         return self._parts.store.medium
 
+    @property
+    def staged(self) -> NDArray[np.uint8]:
+        """Staging in place, (slots, page_bytes), read-only: `staged[ticket.slots]` are a ticket's
+        pages for as long as it is not released."""
+        return self._staged
+
     def buffer(self, pages: int) -> Any:
         """A destination for `Ticket.push`: (pages, slot_bytes) bytes in the GPU's memory."""
         return self._parts.gpu.buffer(pages)

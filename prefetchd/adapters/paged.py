@@ -19,7 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from prefetchd.model import NO_IDS, Ids
+from prefetchd.adapters.selection import Selector
+from prefetchd.model import NO_IDS, Ids, PageHint
 from prefetchd.runtime import Runtime
 from prefetchd.tickets import PutTicket, Ticket
 
@@ -46,7 +47,8 @@ class Shape:
 class PagedSequence:
     """`keys`: from tokens to the keys of their whole blocks. `window_blocks`: so many of the newest
     whole blocks stay in memory, and the first `sink_blocks`. `ahead`: layers whose pages are
-    demanded before it is their turn. Batches of one only."""
+    demanded before it is their turn. `selector`: chooses the far blocks that single tokens read;
+    without it they read all. Batches of one only."""
 
     def __init__(
         self,
@@ -57,7 +59,9 @@ class PagedSequence:
         window_blocks: int = 4,
         sink_blocks: int = 1,
         ahead: int = 3,
+        selector: Selector | None = None,
     ) -> None:
+        self.selector = selector
         self.runtime = runtime
         self.shape = shape
         self.tokens: list[int] = []
@@ -95,20 +99,76 @@ class PagedSequence:
     def whole(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of all tokens so far: [head, token, dimension], valid until the next
         call. Raises KvLost."""
-        length, size = self._lengths[layer], self.shape.block_tokens
-        full = self._buffer(length)
-        near = length - self._base
-        full[:, :, self._base : length] = self._recent[layer, :, :, :near]
+        dense = self.selector is None
+        if self.far:
+            self._demand(layer, wrap=dense)
+            ticket = self._arrived(layer, self._tickets.pop(layer))
+        else:
+            ticket = None
+        full = self._assembled(layer, ticket)
+        if self.selector and (known := self.selector.known(layer)) < self.far:
+            self.selector.add(
+                layer, self._blocks_of(full[0], self._sinks + known, self._sinks + self.far)
+            )
+        self._passed(layer)
+        if dense:
+            self._demand(layer + 1, wrap=True)
+        return full[0], full[1]
+
+    def chosen(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same of sinks, chosen far blocks and the newest tokens, for a single new one."""
+        assert self.selector is not None
+        places, mass = self.selector.choose(layer)
+        blocks = self._sinks + places
+        pages = self.blocks[blocks] * self.shape.layers + layer
+        ticket = self.runtime.demand(pages, stamps=self.stamps[blocks], scores=mass)
+        full = self._assembled(layer, self._arrived(layer, ticket))
+        self._passed(layer)
+        return full[0], full[1]
+
+    @property
+    def far(self) -> int:
+        """Blocks that only the runtime has."""
+        return max(0, self._base // self.shape.block_tokens - self._sinks)
+
+    @property
+    def selects(self) -> bool:
+        """Whether the next single token can do with chosen blocks, in every layer."""
+        return self.selector is not None and self.far > 0
+
+    def ready(self, layer: int) -> bool:
+        """Whether this layer's far blocks are summed up, so that they can be chosen from."""
+        return self.selector is not None and 0 < self.far == self.selector.known(layer)
+
+    def foreseen(self, layer: int, query: torch.Tensor) -> None:
+        """Tell the runtime what a layer will probably need, by a query foreseen of it."""
+        if self.selector and self.selector.sparse.hints and self.ready(layer):
+            places, mass = self.selector.foresee(layer, query)
+            pages = self.blocks[self._sinks + places] * self.shape.layers + layer
+            self.runtime.hint(PageHint(pages, mass))
+
+    def _assembled(self, layer: int, ticket: Ticket | None) -> torch.Tensor:
+        """[key or value, head, token, dimension]: sinks, a ticket's pages, the newest tokens."""
+        size = self.shape.block_tokens
         sinks = min(self._sinks * size, self._base)
+        end = sinks + (len(ticket.slots) * size if ticket else 0)
+        near = self._lengths[layer] - self._base
+        full = self._buffer(end + near)[:, :, : end + near]
         full[:, :, :sinks] = self._sink[layer, :, :, :sinks]
-        if self._base > sinks:
-            ticket = self._arrived(layer)
+        full[:, :, end:] = self._recent[layer, :, :, :near]
+        if ticket:
             self._gather(ticket, full, sinks)
             ticket.release()
+        return full
+
+    def _passed(self, layer: int) -> None:
         if layer == self.shape.layers - 1:
             self._seal()
-        self._demand(layer + 1)
-        return full[0, :, :length], full[1, :, :length]
+
+    def _blocks_of(self, tokens: torch.Tensor, first: int, last: int) -> torch.Tensor:
+        """[head, block, token, dimension] of blocks of [head, token, dimension]."""
+        size = self.shape.block_tokens
+        return tokens[:, first * size : last * size].unflatten(1, (last - first, size))
 
     def _gather(self, ticket: Ticket, full: torch.Tensor, at: int) -> None:
         slots = torch.from_numpy(ticket.slots)
@@ -120,27 +180,27 @@ class PagedSequence:
 
     # --- far pages ---
 
-    def _demand(self, layer: int) -> None:
-        """Ask for the pages of this layer and of some after it, round the circle of layers."""
-        far = self._base // self.shape.block_tokens
-        if far <= self._sinks:
+    def _demand(self, layer: int, *, wrap: bool) -> None:
+        """Ask for the pages of this layer and of some after it; with `wrap` also of the first ones,
+        for the pass to come."""
+        if not self.far:
             return
-        for ahead in range(1 + self._ahead):
-            turn = (layer + ahead) % self.shape.layers
-            if turn not in self._tickets:
-                pages = self.blocks[self._sinks : far] * self.shape.layers + turn
-                stamps = self.stamps[self._sinks : far]
-                self._tickets[turn] = self.runtime.demand(pages, stamps=stamps)
+        layers = self.shape.layers
+        for turn in range(layer, layer + 1 + self._ahead):
+            if turn % layers not in self._tickets and (wrap or turn < layers):
+                blocks = slice(self._sinks, self._sinks + self.far)
+                pages = self.blocks[blocks] * layers + turn % layers
+                ticket = self.runtime.demand(pages, stamps=self.stamps[blocks])
+                self._tickets[turn % layers] = ticket
 
-    def _arrived(self, layer: int) -> Ticket:
-        if layer not in self._tickets:
-            self._demand(layer)
-        ticket = self._tickets.pop(layer).wait()
+    def _arrived(self, layer: int, ticket: Ticket) -> Ticket:
+        ticket.wait()
         if ticket.missing.any():
-            lost = int(np.flatnonzero(ticket.missing)[0]) + self._sinks
+            lost = ticket.pages[ticket.missing][0] // self.shape.layers
+            place = int(np.flatnonzero(self.blocks == lost)[0])
             ticket.release()
             self.release()
-            first = lost * self.shape.block_tokens
+            first = place * self.shape.block_tokens
             raise KvLost(
                 f"{int(ticket.missing.sum())} pages of layer {layer} cannot be had, the first of "
                 f"tokens {first}-{first + self.shape.block_tokens - 1}: the store lost them or its "
@@ -196,12 +256,25 @@ class PagedSequence:
             upto = min(sinks, base)
             part = self._recent[:, :, :, : upto - self._base]
             self._sink[:, :, :, self._base : upto] = part
+        self._sum_up(base)
         kept = max(self._lengths) - base
         shift = base - self._base
         recent = self._room(self._capacity(kept))
         recent[:, :, :, :kept] = self._recent[:, :, :, shift : shift + kept]
         self._recent, self._base = recent, base
         self.release()
+
+    def _sum_up(self, base: int) -> None:
+        """Summaries of the blocks that become far, where those before them have theirs."""
+        if self.selector is None:
+            return
+        first = max(self._base // self.shape.block_tokens, self._sinks)
+        last = base // self.shape.block_tokens
+        start = self._base // self.shape.block_tokens
+        for layer in range(self.shape.layers):
+            if first < last and self.selector.known(layer) == self.far:
+                keys = self._blocks_of(self._recent[layer, 0], first - start, last - start)
+                self.selector.add(layer, keys)
 
     # --- memory ---
 
@@ -246,7 +319,6 @@ class PagedSequence:
         self.tokens = list(tokens[: self._base])
         self._recent = self._room(self._capacity(size))
         self._load_sinks()
-        self._demand(0)
         return self._base
 
     def _load_sinks(self) -> None:

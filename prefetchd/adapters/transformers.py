@@ -13,8 +13,8 @@ ways of generating are refused. How pages are kept is `prefetchd.adapters.paged`
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -26,13 +26,14 @@ from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
 from prefetchd.adapters.paged import KvLost, PagedSequence, Shape
+from prefetchd.adapters.selection import Queries, Selector, Sparse
 from prefetchd.assembly import Options
 from prefetchd.keys import block_keys
 from prefetchd.layout import Layout, uniform
 from prefetchd.opening import open_runtime
 from prefetchd.runtime import Runtime
 
-__all__ = ["KvLost", "ModelStore", "StoredCache", "open"]
+__all__ = ["KvLost", "ModelStore", "Sparse", "StoredCache", "open"]
 
 BLOCK_TOKENS = 16
 PREFILL_TOKENS = 128
@@ -64,8 +65,12 @@ class StoredLayer(CacheLayerMixin):
                 f"a batch of {len(key_states)} sequences (or beams) shares one cache: give each "
                 "sequence its own and call the model for one at a time"
             )
-        self._sequence.append(self._number, key_states[0], value_states[0])
-        keys, values = self._sequence.whole(self._number)
+        sequence, layer = self._sequence, self._number
+        sequence.append(layer, key_states[0], value_states[0])
+        if key_states.shape[2] == 1 and sequence.ready(layer):
+            keys, values = sequence.chosen(layer)
+        else:
+            keys, values = sequence.whole(layer)
         return keys[None], values[None]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -110,23 +115,37 @@ class ModelStore:
         self.runtime = runtime
         self.layout = layout
         self._shape = _shape(model)
-        self._hook = model.register_forward_pre_hook(_note_tokens, with_kwargs=True)
+        self._queries: Queries | None = None
+        self._current: PagedSequence | None = None  # whose pass it is
+        self._hook = model.register_forward_pre_hook(self._note_tokens, with_kwargs=True)
 
-    def cache(self, prompt: torch.Tensor | None = None, **paging: int) -> StoredCache:
+    def cache(
+        self, prompt: torch.Tensor | None = None, sparse: Sparse | None = None, **paging: int
+    ) -> StoredCache:
         """A cache; of a prompt (token ids) it holds at once what the store has of its beginning.
 
-        `paging`: `window_blocks`, `sink_blocks`, `ahead`, see `PagedSequence`. Raises KvLost.
+        `sparse`: each new token reads the far blocks that its query chooses; without it, all.
+        `paging`: `window_blocks`, `sink_blocks`, `ahead`, see `PagedSequence`. Raises KvLost,
+        ValueError for a model whose queries cannot be had.
         """
         keys = partial(block_keys, layout=self.layout, namespace=self.runtime.options.namespace)
-        sequence = PagedSequence(self.runtime, self._shape, keys, **paging)
+        selector = None
+        if sparse:
+            selector = Selector(sparse, self._shape.layers, self._shape.heads)
+            self._queries = self._queries or Queries(self.model, _rotation(self.model), self._told)
+        sequence = PagedSequence(self.runtime, self._shape, keys, selector=selector, **paging)
         if prompt is not None:
             sequence.restore(prompt.reshape(-1).tolist())
         return StoredCache(sequence)
 
-    def generate(self, input_ids: torch.Tensor, **generation: Any) -> Any:
+    def generate(
+        self, input_ids: torch.Tensor, *, sparse: Sparse | None = None, **generation: Any
+    ) -> Any:
         """`model.generate` with a stored cache, the prompt computed in chunks. Raises KvLost."""
-        cache = self.cache(input_ids)
-        name = "cache" if "cache" in inspect.signature(_inner(self.model.forward)).parameters else ""
+        cache = self.cache(input_ids, sparse)
+        name = (
+            "cache" if "cache" in inspect.signature(_inner(self.model.forward)).parameters else ""
+        )
         generation.setdefault("prefill_chunk_size", PREFILL_TOKENS)
         try:
             return self.model.generate(
@@ -135,9 +154,33 @@ class ModelStore:
         finally:
             cache.close()
 
+    def _note_tokens(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Before each pass: which tokens it is for, since a cache never sees them."""
+        cache = kwargs.get("cache", kwargs.get("past_key_values"))
+        self._current = None
+        if isinstance(cache, StoredCache):
+            ids = kwargs.get("input_ids", args[0] if args else None)
+            if ids is None or kwargs.get("inputs_embeds") is not None:
+                raise ValueError("a stored cache names blocks by their tokens: pass input_ids")
+            cache.sequence.tokens += ids[0].tolist()
+            self._current = cache.sequence
+
+    def _told(self, layer: int, query: torch.Tensor, following: torch.Tensor | None) -> None:
+        sequence = self._current
+        if sequence is None or sequence.selector is None or not sequence.ready(layer):
+            return
+        sequence.selector.ask(layer, query)
+        if following is not None:
+            sequence.foreseen(layer + 1, following)
+
     def close(self) -> None:
-        self._hook.remove()
+        self._unhook()
         self.runtime.close()
+
+    def _unhook(self) -> None:
+        self._hook.remove()
+        if self._queries:
+            self._queries.remove()
 
     def __enter__(self) -> Self:
         return self
@@ -148,7 +191,7 @@ class ModelStore:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._hook.remove()
+        self._unhook()
         self.runtime.__exit__(kind, error, traceback)
 
 
@@ -166,7 +209,9 @@ def open(  # noqa: A001  (reads best with the module's name before it)
     `prefetchd.open` raises."""
     layout = layout_of(model)
     if options is None:
-        options = Options(staging_bytes=int(staging_share * blocks * _shape(model).layers) * layout.page_bytes)
+        options = Options(
+            staging_bytes=int(staging_share * blocks * _shape(model).layers) * layout.page_bytes
+        )
     return ModelStore(model, open_runtime(path, layout, blocks=blocks, options=options), layout)
 
 
@@ -210,12 +255,11 @@ def _inner(function: Callable[..., Any]) -> Callable[..., Any]:
     return inspect.unwrap(function)
 
 
-def _note_tokens(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Before each pass: which tokens it is for, since a cache never sees them."""
-    cache = kwargs.get("cache", kwargs.get("past_key_values"))
-    if isinstance(cache, StoredCache):
-        ids = kwargs.get("input_ids", args[0] if args else None)
-        if ids is None or kwargs.get("inputs_embeds") is not None:
-            raise ValueError("a stored cache names blocks by their tokens: pass input_ids")
-        with suppress(IndexError):
-            cache.sequence.tokens += ids[0].tolist()
+def _rotation(model: PreTrainedModel) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+    """The model's own way of turning queries by their position."""
+    module = sys.modules[type(model.get_decoder()).__module__]
+    rotate = getattr(module, "apply_rotary_pos_emb", None)
+    if rotate is None:
+        raise ValueError(f"sparse attention needs rotary positions; {module.__name__} has none")
+    rotation: Callable[..., tuple[torch.Tensor, torch.Tensor]] = rotate
+    return rotation

@@ -48,6 +48,25 @@ class Chains:
         self._before[at] = before
         self._after[at] = after
 
+    def follow(self, before: int, at: int, after: int) -> None:
+        """As `learn` of these three, in a fifth of the time."""
+        if self._before_view[at] != before:
+            self._held_view[at] = self._tested_view[at] = 0
+        else:
+            expected = self._after_view[at]
+            held = int(expected == after)
+            if not self._tested_view[at]:
+                inner = int(self._before_view[expected] == at)
+                self._pooled_tested[inner] += 1
+                self._pooled_held[inner] += held
+            elif self._tested_view[at] == 255:
+                self._tested_view[at] //= 2
+                self._held_view[at] //= 2
+            self._tested_view[at] += 1
+            self._held_view[at] += held
+        self._before_view[at] = before
+        self._after_view[at] = after
+
     def end(self, before: int, at: int) -> None:
         """A request ended here: what followed the last time did not come."""
         if self._before_view[at] == before:
@@ -99,6 +118,10 @@ class Uses:
         self._pages_flat = self.pages_touched.reshape(-1)
         self._block_requests = np.zeros(geometry.blocks, np.uint8)
         self._page_requests = np.zeros((geometry.blocks, geometry.layers), np.uint8)
+        self._blocks_view = self.blocks_touched.data
+        self._pages_view = self._pages_flat.data
+        self._block_counts = self._block_requests.data
+        self._page_counts = self._page_requests.reshape(-1).data
 
     def touch(self, pages: Ids, bit: np.uint32) -> Ids:
         """Mark pages, and return the blocks that this request had not touched, in order."""
@@ -110,9 +133,17 @@ class Uses:
             new = np.array(list(dict.fromkeys(new.tolist())), np.int64)
         return new
 
-    def finish(self, bit: np.uint32) -> None:
-        """A request is over: count the pages it used, and free its bit."""
-        blocks = np.flatnonzero(self.blocks_touched & bit)
+    def touch_one(self, page: int, bit: int) -> bool:
+        """Mark a page; whether this request had not touched its block."""
+        block = page // self._layers
+        new = not self._blocks_view[block] & bit
+        self._pages_view[page] |= bit
+        self._blocks_view[block] |= bit
+        return new
+
+    def finish(self, bit: np.uint32, blocks: Ids) -> None:
+        """A request is over: count the pages it used of these blocks, all that it touched, and
+        free its bit."""
         full = blocks[self._block_requests[blocks] == 255]
         self._block_requests[full] //= 2
         self._page_requests[full] //= 2
@@ -127,6 +158,12 @@ class Uses:
         useful = (self._page_requests[blocks] > 0) | ~known[:, None]
         unread: Mask = useful & ((self.pages_touched[blocks] & bit) == 0)
         return unread
+
+    def has_read(self, block: int, bit: int) -> bool:
+        """Whether this request has touched a block, in a geometry of one layer, or has no use for
+        it: as `unread` says of one."""
+        useless = self._block_counts[block] and not self._page_counts[block]
+        return bool(self._blocks_view[block] & bit or useless)
 
     def shares(self, blocks: Ids) -> Scores:
         """(blocks, layers) float32: the share of ended requests over a block that used a page.

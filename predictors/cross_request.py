@@ -30,9 +30,11 @@ _CERTAIN = np.ones(1, np.float32)
 
 @dataclass(slots=True)
 class _Stream:
-    """A running request: its bit, its two anchor blocks, and accesses since it last went on."""
+    """A running request: its bit, the blocks it touched, the last two of them (its anchors), and
+    accesses since it last went on."""
 
     bit: np.uint32
+    touched: list[int] = field(default_factory=list)
     before: int = -1
     at: int = -1
     idle: int = 0
@@ -83,17 +85,36 @@ class CrossRequest(Predictor):
 
     def on_access(self, access: Access) -> None:
         stream = self._stream(access.request)
-        new = self._uses.touch(access.pages, stream.bit)
+        if len(access.pages) == 1:
+            new = self._touch_one(int(access.pages[0]), stream)
+        else:
+            new = self._touch(access.pages, stream)
+        stream.idle = 0 if new else stream.idle + 1
+        if access.request in self._plans:
+            self._follow(access, stream, new)
+
+    def _touch(self, pages: Ids, stream: _Stream) -> int:
+        """Take in what a request touched; how many blocks were new to it."""
+        new = self._uses.touch(pages, stream.bit)
         if len(new):
             anchors = [block for block in (stream.before, stream.at) if block >= 0]
             sequence = np.concatenate([np.array(anchors, np.int64), new])
             self._chains.learn(sequence)
             stream.before = int(sequence[-2]) if len(sequence) > 1 else -1
-            stream.at, stream.idle = int(sequence[-1]), 0
-        else:
-            stream.idle += 1
-        if access.request in self._plans:
-            self._follow(access, stream, len(new))
+            stream.at = int(sequence[-1])
+            stream.touched += new.tolist()
+        return len(new)
+
+    def _touch_one(self, page: int, stream: _Stream) -> int:
+        """As `_touch` of one page: a restore asks for most of its blocks one by one."""
+        if not self._uses.touch_one(page, int(stream.bit)):
+            return 0
+        block = page // self.geometry.layers
+        if stream.before >= 0:
+            self._chains.follow(stream.before, stream.at, block)
+        stream.before, stream.at = stream.at, block
+        stream.touched.append(block)
+        return 1
 
     def on_chain_hint(self, hint: ChainHint) -> None:
         blocks: Ids = hint.blocks[(hint.blocks >= 0) & (hint.blocks < self.geometry.blocks)]
@@ -188,8 +209,14 @@ class CrossRequest(Predictor):
         """Pass over what has been read of a plan, and drop the plan when it must be fulfilled."""
         plan = self._plans[access.request]
         head = plan.blocks[plan.done :][: new_blocks + 8]
-        unread = np.flatnonzero(self._uses.unread(head, stream.bit).any(axis=1))
-        plan.done += int(unread[0]) if len(unread) else len(head)
+        if self.geometry.layers == 1 and new_blocks < 2:  # a restore, block by block
+            for block in head.tolist():
+                if not self._uses.has_read(block, int(stream.bit)):
+                    break
+                plan.done += 1
+        else:
+            unread = np.flatnonzero(self._uses.unread(head, stream.bit).any(axis=1))
+            plan.done += int(unread[0]) if len(unread) else len(head)
         plan.demanded_pages += len(access.pages)
         # A restore reads every page once: whoever has read twice as many decodes by now.
         if plan.demanded_pages > 2 * len(plan.blocks) * self.geometry.layers:
@@ -209,5 +236,5 @@ class CrossRequest(Predictor):
         stream = self._streams.pop(request)
         if stream.before >= 0:
             self._chains.end(stream.before, stream.at)
-        self._uses.finish(stream.bit)
+        self._uses.finish(stream.bit, np.array(stream.touched, np.int64))
         self._bits.append(stream.bit)

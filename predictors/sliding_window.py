@@ -12,6 +12,7 @@ import numpy as np
 
 from prefetchd.model import NO_IDS, Access, ChainHint, DoneHint, Geometry, Ids, Scores
 from prefetchd.predictor import Guess, Predictor
+from prefetchd.predictors._merging import best_first
 
 REQUESTS_MAX = 8  # the oldest is forgotten: a window for each must fit into half of the staging
 LAYERS_AHEAD = 2  # further layers have their turn soon enough, and their frontier may move
@@ -81,10 +82,9 @@ class SlidingWindow(Predictor):
                 layer = (stream.layer + 1 + ahead) % self.geometry.layers
                 pages.append(self.geometry.page_ids(blocks, layer))
                 confidence.append(chances)
-        room = max(0, limit)
-        return Guess(
-            np.concatenate(pages)[:room], np.concatenate(confidence)[:room], keep=self._keep
-        )
+        every, chances = np.concatenate(pages), np.concatenate(confidence)
+        best = best_first(every, chances)[: max(0, limit)]  # requests share their sinks
+        return Guess(every[best], chances[best], keep=self._keep)
 
     def _stream(self, request: int, highest: int) -> _Stream:
         """The request's stream, now the most recently active, with its frontier moved on."""

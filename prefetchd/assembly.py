@@ -25,7 +25,7 @@ from prefetchd.eviction import EVICTIONS
 from prefetchd.format import Superblock
 from prefetchd.gpu import GpuDevice
 from prefetchd.journal import Journal
-from prefetchd.model import Geometry, Mask
+from prefetchd.model import Geometry, Ids, Mask
 from prefetchd.paths import Paths
 from prefetchd.pipeline import FlushLimits
 from prefetchd.planner import Planner, PlannerLimits
@@ -156,7 +156,9 @@ def assemble(store: Store, options: Options, progress: Progress | None = None) -
     try:
         slots = _slots(shape, geometry, options.staging_bytes)
         visible = np.zeros(shape.blocks, np.bool_)
-        core, predictor_name = _core(geometry, slots, options, visible)
+        core, predictor_name = build_core(
+            geometry, slots, options, lambda pages: visible[pages // geometry.layers]
+        )
         arena, staging, scratch = _memory(shape, slots, options.write_buffers)
         device, notes = open_device(options, store.files, arena)
     except BaseException:
@@ -260,19 +262,20 @@ def aligned_arena(size_bytes: int, alignment_bytes: int) -> Arena:
     return arena
 
 
-def _core(geometry: Geometry, slots: int, options: Options, visible: Mask) -> tuple[Core, str]:
-    """`visible` (one a block): what may be guessed at; the catalog fills it later."""
+def build_core(
+    geometry: Geometry, slots: int, options: Options, known: Callable[[Ids], Mask] | None = None
+) -> tuple[Core, str]:
+    """A core and its predictor's name. `known`: which pages may be guessed at (None: all)."""
     if options.evict not in EVICTIONS:
-        known = ", ".join(EVICTIONS)
-        raise registry.RegistryError(f"no eviction policy is {options.evict!r}; there are {known}")
+        there = ", ".join(EVICTIONS)
+        raise registry.RegistryError(f"no eviction policy is {options.evict!r}; there are {there}")
     staging = Staging(slots, geometry, EVICTIONS[options.evict](slots, geometry))
     factory = options.predictor
     if isinstance(factory, str):
         factory = registry.predictor_class(factory)
     predictor = factory(geometry, slots)
     name = predictor.name or type(predictor).__name__.lower()
-    planner = Planner(options.planner, lambda pages: visible[pages // geometry.layers])
-    return Core(staging, predictor, planner, options.core), name
+    return Core(staging, predictor, Planner(options.planner, known), options.core), name
 
 
 def open_device(

@@ -4,7 +4,8 @@ Decides names of commands, exit codes and progress bars; all work is done elsewh
 
 Exit codes: 0 done, 1 a check found something, 2 bad input (a trace, an option, a name), 3 this
 machine or store cannot do it, 4 wrong bytes were about to be used (never expected), 130
-interrupted, 143 ended by SIGTERM.
+interrupted, 143 ended by SIGTERM. A command that was to print JSON on stdout prints an object with
+`error` and `exit_code` there if it fails, beside the line on stderr.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import threading
 import traceback
 from collections.abc import Sequence
 
+import msgspec
 import typer
 from rich.console import Console
 
@@ -30,9 +32,13 @@ from prefetchd.device import DeviceError
 from prefetchd.engine import EngineError
 from prefetchd.gpu import GpuError
 from prefetchd.hostinfo import errno_name
-from prefetchd.lab.attention import TraceError
+from prefetchd.lab.simulate_command import simulate_app
+from prefetchd.lab.simulate_restore_command import restore as simulate_restore
+from prefetchd.lab.trace_command import trace_app
+from prefetchd.lab.trace_format import TraceError
 from prefetchd.layout import LayoutError
 from prefetchd.layout_command import show_layout
+from prefetchd.predictor_command import predictor_app
 from prefetchd.registry import PLUGIN_PREFIX, RegistryError
 from prefetchd.store import StoreError
 from prefetchd.store_command import store_app
@@ -44,10 +50,15 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(replay_app, name="replay")
+simulate_app.command("restore")(simulate_restore)
+app.add_typer(simulate_app, name="simulate")
 app.add_typer(bench_app, name="bench")
 app.add_typer(store_app, name="store")
+app.add_typer(trace_app, name="trace")
+app.add_typer(predictor_app, name="predictor")
 app.command("layout")(show_layout)
 
+_USAGE = 2  # click's own code, for what it cannot parse
 _BAD_INPUT = (ReplayError, TraceError, LayoutError, RegistryError, ReportError, ValueError)
 _CANNOT = (StoreError, DeviceError, GpuError, EngineError, BenchError)
 
@@ -84,14 +95,41 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if threading.current_thread() is threading.main_thread():
         # A service manager's end is an end like any other: what was made for the run is removed.
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    words = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        app(arguments)
+        app(words)
+    except SystemExit as end:
+        if end.code == _USAGE:
+            _tell_machine(words, "the command line is not understood; stderr says why", _USAGE)
+        raise
     except Exception as error:
-        code, words = _judged(error)
+        code, why = _judged(error)
         if code is None:
             raise  # a fault of ours: whoever reports it needs to see where it arose
-        _complain(words)
+        _complain(why)
+        _tell_machine(words, str(why), code)
         sys.exit(code)
+
+
+def _tell_machine(words: Sequence[str], why: str, code: int) -> None:
+    if _json_on_stdout(words):
+        typer.echo(msgspec.json.encode({"error": why, "exit_code": code}).decode())
+
+
+def _json_on_stdout(words: Sequence[str]) -> bool:
+    """Whether that was asked for: `--json` is a flag with some commands, and names a file or `-`
+    with others."""
+    if "--json=-" in words:
+        return True
+    if "--json" not in words:
+        return False
+    if "-" in words[words.index("--json") + 1 :][:1]:
+        return True
+    command: object = typer.main.get_command(app)
+    for word in words:
+        command = getattr(command, "commands", {}).get(word, command)
+    options = getattr(command, "params", [])
+    return any("--json" in one.opts and getattr(one, "is_flag", False) for one in options)
 
 
 def _judged(error: Exception) -> tuple[int | None, object]:

@@ -147,7 +147,7 @@ class Core:
         self._observer.demanded(
             demand.slots, Access(pages, demand.outcomes, event.request, event.scores, now_ns)
         )
-        wanted = self.foresight.demanded(now_ns, missed=not all_here)
+        wanted = self.foresight.demanded(pages, now_ns, missed=not all_here)
         if wanted or self._observer.crowded:
             commands.append(PlanSoon())
         return commands
@@ -220,6 +220,7 @@ class Core:
     def _lose(self, slots: Slots) -> None:
         """The pages of these slots cannot be had: their waiters get none, their pins go."""
         self.demands.lose(slots)
+        self.foresight.unsettle()
         self.staging.pins[slots] = 0
         unused = slots[self.staging.fresh[slots]]
         self._observer.prefetches_wasted(self.staging.page_of[unused], self.staging.source[unused])
@@ -288,8 +289,12 @@ class Core:
 
     def _issue(self, now_ns: int) -> list[Command]:
         """Start what the plan still holds, as far as the depth and waiting demands allow."""
+        if not self.foresight.planned:
+            return []
         plan = self.foresight.take(self._prefetch_room())
         slots = self._take_slots(plan.pages, IoClass.PREFETCH, plan)
+        if len(slots) < len(plan.pages):
+            self.foresight.unsettle()
         if len(slots) == 0:
             return []
         self.reads.prefetching += len(slots)

@@ -4,9 +4,10 @@ Decides completion times at submission, first come first served, so that the sam
 same times. Knows no clock: times come with the calls, real or virtual. Moves no bytes.
 
 An operation waits for one of the medium's units and holds it for its latency; beside that its
-bytes go over the drive's channel, reads and writes each at their rate and in order of their start.
-It ends when both are over: alone after latency and transfer, at depth as fast as the slower of the
-two allows. A late read (its latency drawn from the tail) does not hold up the channel.
+bytes go over the drive's channel, reads and writes each at their rate and in order of their start
+(of submission, on a scattered medium). It ends when both are over: alone after latency and
+transfer, at depth as fast as the slower of the two allows. A late read (its latency drawn from the
+tail) does not hold up the channel.
 """
 
 from __future__ import annotations
@@ -35,11 +36,12 @@ class DriveModel:
         self._latency_ns = int(profile.read_us * 1e3)
         self._write_latency_ns = int(profile.write_us * 1e3)
         self._behind_ns = int(profile.behind_write_us * 1e3)
-        self._units = [0] * profile.units  # when each is free, a heap
+        self._units = [0] * profile.units  # when each is free; a heap, unless scattered
         self._channel = [0.0, 0.0]  # when reads, writes have been moved
         self._writing_until_ns = 0
         self._random = np.random.Generator(np.random.PCG64(seed))
         self._tail: Iterator[int] = iter(())  # of latencies drawn ahead
+        self._places: Iterator[int] = iter(())  # of units drawn ahead
 
     def submit(self, lengths: NDArray[np.int64], *, write: bool, now_ns: int) -> Times:
         """When operations of so many bytes each, given at `now_ns` in this order, will end.
@@ -48,13 +50,19 @@ class DriveModel:
         """
         ends = np.empty(len(lengths), np.int64)
         per_byte = self._write_ns if write else self._read_ns
+        units, scattered = self._units, self.profile.scattered
         for place, length in enumerate(lengths.tolist()):
-            start_ns = max(now_ns, self._units[0])
+            unit = self._place() if scattered else 0
+            start_ns = max(now_ns, units[unit])
             latency_ns = self._latency(start_ns, write=write)
-            heapq.heapreplace(self._units, start_ns + latency_ns)
-            moved_ns = max(self._channel[write], start_ns) + length * per_byte
-            self._channel[write] = moved_ns
-            ends[place] = int(moved_ns) + latency_ns
+            if scattered:
+                units[unit] = start_ns + latency_ns
+            else:
+                heapq.heapreplace(units, start_ns + latency_ns)
+            transfer_ns = length * per_byte
+            booked_ns = max(self._channel[write], now_ns if scattered else start_ns) + transfer_ns
+            self._channel[write] = booked_ns
+            ends[place] = round(max(booked_ns, start_ns + transfer_ns)) + latency_ns
         if write and len(ends):
             self._writing_until_ns = max(self._writing_until_ns, int(ends.max()))
         return ends
@@ -73,3 +81,10 @@ class DriveModel:
         drawn = np.interp(self._random.random(_DRAWN), shares, times_us) * 1e3
         self._tail = iter(drawn.astype(np.int64).tolist())
         return self._drawn()
+
+    def _place(self) -> int:
+        """Which unit holds what is read next."""
+        for unit in self._places:
+            return unit
+        self._places = iter(self._random.integers(len(self._units), size=_DRAWN).tolist())
+        return self._place()

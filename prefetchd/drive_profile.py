@@ -28,10 +28,12 @@ class DriveProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     `read_gb_s`, `write_gb_s`: what it moves at depth. `read_us`, `write_us`: how long one operation
     takes alone, without its transfer. `units`: operations that its medium serves at once, so that
-    its highest rate of small reads is `units / read_us`. `read_tail`: (share, us) points above
-    `read_us`: that share of reads takes no longer. `behind_write_us`: what a read takes longer
-    while a write is under way. `link_gb_s`: ceiling of the link, each way (0: none).
-    `source`: where the numbers come from; `missing`: what nobody has published.
+    its highest rate of small reads is `units / read_us`. `scattered`: each operation is for a unit
+    drawn at random, as pages lie on flash dies, and waits for that one; else for the first that is
+    free. `read_tail`: (share, us) points above `read_us`: that share of reads takes no longer.
+    `behind_write_us`: what a read takes longer while a write is under way. `link_gb_s`: ceiling of
+    the link, each way (0: none). `source`: where the numbers come from. `missing`: what has to be
+    filled in before the profile can be used, since nobody has published it.
     """
 
     name: str
@@ -40,6 +42,7 @@ class DriveProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     read_us: float
     write_us: float = 0.0
     units: int = 64
+    scattered: bool = False
     read_tail: tuple[tuple[float, float], ...] = ()
     behind_write_us: float = 0.0
     link_gb_s: float = 0.0
@@ -79,11 +82,18 @@ def load_profile(name: str) -> DriveProfile:
                 f"{', '.join(profile_names())}. A path to a {_SUFFIX} file works too"
             )
     try:
-        return msgspec.toml.decode(path.read_bytes(), type=DriveProfile)
+        given = msgspec.toml.decode(path.read_bytes())
+        if lacking := [field for field in given.get("missing", ()) if field not in given]:
+            raise ProfileError(
+                f"drive profile {path.stem} is a template: nobody has published "
+                f"{', '.join(lacking)}; copy {path}, fill in what you know or measured, and name "
+                "the copy"
+            )
+        return msgspec.convert(given, DriveProfile)
     except OSError as error:
         reason = errno_name(error.errno) if error.errno else str(error)
         raise ProfileError(f"drive profile {path} cannot be read: {reason}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ProfileError(f"drive profile {path} cannot be used: {error}") from error
 
 

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from prefetchd.format import Superblock
 from prefetchd.store_opening import Opening, exists, superblock_of
 from prefetchd.store_place import (
     LOCK_NAME,
+    InUseError,
     StoreError,
     close_all,
     data_path,
@@ -22,41 +24,51 @@ from prefetchd.store_place import (
 )
 
 
-def parts_of(place: Path, *, raw: bool, lone: bool = False) -> list[Path]:
-    """The places of all parts of a store. Raises StoreError if it is none, or (unless `lone`) if
-    one of its parts is away; with `lone` those that are there, or a part without its first."""
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Of a store that is to be erased: the places that can be, and why others are passed over."""
+
+    places: list[Path]
+    away: dict[Path, str] = field(default_factory=dict)
+    in_use: dict[Path, str] = field(default_factory=dict)
+
+
+def parts_of(place: Path, *, raw: bool, lone: bool = False) -> Parts:
+    """All parts of a store. Raises StoreError if it is none, or (unless `lone`) if one of its parts
+    is away or in use; with `lone` those that can be had, or a part without its first."""
     if not exists(place, raw=raw):
         raise StoreError(f"there is no store in {place}; nothing was erased")
     first = superblock_of(place, Opening(read_only=True, raw=raw))
     if first.stripe:
         if lone:
-            return [place]
+            return Parts([place])
         raise StoreError(
             f"{place} holds part {first.stripe + 1} of {first.stripes} of a store; name the folder "
             "of its first part, or, if that is gone, say --lone"
         )
-    parts = [place]
+    parts = Parts([place])
     for number, path in enumerate(map(Path, first.paths[1:]), 1):
-        if why := _absence(path, number, first, raw=raw):
+        try:
+            _look(path, number, first, raw=raw)
+        except StoreError as why:
             if not lone:
                 raise StoreError(
                     f"store {place}: its part {number + 1} on {path} cannot be erased: {why}; put "
                     "it back, or say --lone to erase what is there; nothing was erased"
-                )
+                ) from why
+            (parts.in_use if isinstance(why, InUseError) else parts.away)[path] = str(why)
         else:
-            parts.append(path)
+            parts.places.append(path)
     return parts
 
 
-def _absence(place: Path, number: int, first: Superblock, *, raw: bool) -> str:
-    """Why this part of the store cannot be had there; empty if it can."""
-    try:
-        part = superblock_of(place, Opening(True, raw=raw), remedy="")
-    except StoreError as error:
-        return str(error)
+def _look(place: Path, number: int, first: Superblock, *, raw: bool) -> None:
+    """Raises StoreError if this part of the store is not there, or InUseError."""
+    part = superblock_of(place, Opening(True, raw=raw), remedy="")
     if (part.store_id, part.stripe) != (first.store_id, number):
-        return "something else lies there"
-    return ""
+        raise StoreError(f"{place} holds something else")
+    with told(place):  # readers would let us read
+        close_all([take_lock(place)])
 
 
 def erase(parts: list[Path], *, raw: bool) -> list[Path]:

@@ -6,10 +6,12 @@ starts no reads; the core does.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from prefetchd.guarded import Guarded
-from prefetchd.model import DoneHint, Hint, Ids, PageHint
+from prefetchd.model import NO_IDS, DoneHint, Geometry, Hint, Ids, Mask, PageHint, every
 from prefetchd.observer import Observer
 from prefetchd.planner import NO_PLAN, Plan, Planner
 from prefetchd.predictor import Guess, in_range
@@ -44,6 +46,7 @@ class Foresight:
         """Whether the plan is of pages that will be needed in any case."""
         self.unfinished = False
         """Whether the last guess was cut short: more is to be planned when the plan is used up."""
+        self._stands = False  # whether asking the predictor again would bring nothing new
         self._hinted_ns: int | None = None
         self._hint_driven = 0
 
@@ -52,8 +55,9 @@ class Foresight:
         """Whether hints keep coming, so that planning may wait for the next one."""
         return self._hint_driven > 0
 
-    def demanded(self, now_ns: int, *, missed: bool) -> bool:
+    def demanded(self, pages: Ids, now_ns: int, *, missed: bool) -> bool:
         """A demand came; whether it asks for a turn of learning and planning."""
+        self._stands = self._stands and every(self._observer.foretold[pages])
         if self._hinted_ns is not None:
             self._planner.observe_lead(now_ns - self._hinted_ns)
             self._hinted_ns = None
@@ -64,11 +68,12 @@ class Foresight:
 
     def hinted(self, hint: Hint, now_ns: int) -> None:
         """Pass a hint on; ids that no page has are the engine's fault, and dropped."""
+        self._stands = False
+        hint = _real(hint, self._staging.eviction.geometry)
         if isinstance(hint, PageHint):
             self._hinted_ns = now_ns
             # One that never guesses has no use for the time that learning later would save.
             self._hint_driven = _HINT_DRIVEN_DEMANDS if self._predictor.guesses else 0
-            hint = _real(hint, len(self._staging.slot_of))
         elif isinstance(hint, DoneHint):
             # Its last demands came before its end, or they would look like a new request's.
             while self._observer.show_next(at_once=True):
@@ -89,8 +94,12 @@ class Foresight:
         return self._observer.show_next(at_once=not self._hint_driven)
 
     def plan(self, now_ns: int) -> None:
-        """Ask the predictor anew. What is left of the old plan has lost its reason."""
-        if not self._predictor.guesses:
+        """Ask the predictor anew. What is left of the old plan has lost its reason.
+
+        Unless the last guess still stands: it named all that returning requests need, nothing else
+        has been demanded since, and none of it has gone out.
+        """
+        if not self._predictor.guesses or (self._stands and not self._observer.foretold_gone):
             return
         guess = self._predictor.predict(now_ns, self._candidates)
         try:
@@ -108,11 +117,22 @@ class Foresight:
         self.unfinished = guess.restores and len(guess.pages) >= self._candidates
         self._plan = self._planner.plan(guess, self._staging.slot_of, now_ns)
         self.fresh = True
+        self._stands = guess.restores and not (self.unfinished or len(guess.keep))
+        self._observer.foretell(guess.pages if self._stands else NO_IDS)
+
+    def unsettle(self) -> None:
+        """Something planned could not be had: it may be worth another try."""
+        self._stands = False
 
     def forget(self, pages: Ids) -> None:
         """These pages are gone from the store, and from the plan."""
         if len(pages) and len(self._plan.pages):
             self._plan = self._plan.only(~np.isin(self._plan.pages, pages))
+
+    @property
+    def planned(self) -> int:
+        """Pages of the plan that have not been taken."""
+        return len(self._plan.pages)
 
     @property
     def used_up(self) -> bool:
@@ -131,8 +151,18 @@ class Foresight:
         return plan
 
 
-def _real(hint: PageHint, pages: int) -> PageHint:
-    if len(hint.pages) == 0 or hint.pages.view(np.uint64).max() < pages:
-        return hint
-    real = (hint.pages >= 0) & (hint.pages < pages)
-    return PageHint(hint.pages[real], hint.scores[real])
+def _real(hint: Hint, geometry: Geometry) -> Hint:
+    if isinstance(hint, PageHint):
+        if (real := _below(hint.pages, geometry.pages)) is None:
+            return hint
+        return PageHint(hint.pages[real], hint.scores[real])
+    real = _below(hint.blocks, geometry.blocks)
+    return hint if real is None else replace(hint, blocks=hint.blocks[real])
+
+
+def _below(ids: Ids, end: int) -> Mask | None:
+    """Which ids there are; None: all, as nearly always."""
+    if len(ids) == 0 or ids.view(np.uint64).max() < end:  # a negative id is a huge one, seen so
+        return None
+    real: Mask = (ids >= 0) & (ids < end)
+    return real

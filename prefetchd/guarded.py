@@ -82,12 +82,12 @@ class Guarded:
     def _raise(self, hook: str, error: Exception, remark: str = "") -> NoReturn:
         predictor = self._predictor
         name = predictor.name or type(predictor).__name__.lower()
-        place = _place(getattr(type(predictor), hook), error)
+        place = place_of(getattr(type(predictor), hook), error)
         what = f"{type(error).__name__}: {error}"
         raise PredictorError(f"predictor {name}, {hook}: {place}: {what}{remark}") from error
 
 
-def _place(hook: Callable[..., Any], error: Exception) -> str:
+def place_of(hook: Callable[..., Any], error: Exception) -> str:
     """Where in the hook's file the error arose, or where the hook begins."""
     code = getattr(hook, "__code__", None)
     if code is None:

@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from prefetchd.result import (
     SCHEMA,
+    Bound,
     Ccdf,
     Device,
     Distribution,
@@ -35,6 +36,7 @@ from prefetchd.result import (
 
 __all__ = [
     "SCHEMA",
+    "Bound",
     "Ccdf",
     "Device",
     "Distribution",

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from prefetchd.counters import Counters
 from prefetchd.guarded import Guarded
-from prefetchd.model import Access, Codes, Feedback, Ids, Mask, Slots, Verdict
+from prefetchd.model import NO_IDS, Access, Codes, Feedback, Ids, Mask, Slots, Verdict
 from prefetchd.planner import Planner
 from prefetchd.predictor import Guess
 from prefetchd.staging import Evicted, Staging
@@ -32,6 +32,16 @@ class Observer:
         self._feedback: list[Feedback] = []
         self._pushed_out = np.zeros(len(staging.slot_of), np.bool_)  # by a prefetch
         self._unseen = Unseen(staging.eviction.geometry)
+        self.foretold = np.zeros(len(staging.slot_of), np.bool_)
+        """Pages that the last guess named, if it named all that is needed."""
+        self.foretold_gone = False
+        """Whether any of them has gone out since."""
+        self._foretold = NO_IDS
+
+    def foretell(self, pages: Ids) -> None:
+        self.foretold[self._foretold] = False
+        self.foretold[pages] = True
+        self._foretold, self.foretold_gone = pages, False
 
     def demanded(self, slots: Slots, access: Access) -> None:
         self.counters.count_outcomes(access.outcomes)
@@ -51,6 +61,8 @@ class Observer:
         if len(evicted.pages) == 0:
             return
         self._pushed_out[evicted.pages] = by_prefetch
+        if np.count_nonzero(self.foretold[evicted.pages]):
+            self.foretold_gone = True
         self.prefetches_wasted(evicted.wasted, evicted.sources)
 
     def guessed(self, guess: Guess) -> None:
@@ -106,8 +118,8 @@ class Observer:
         """A request over these blocks, in prefix order, is likely to be back. A prefix is of use
         without its tail and not the other way round, so the tail is the first to go."""
         geometry = self._staging.eviction.geometry
-        real = blocks[(blocks >= 0) & (blocks < geometry.blocks)][::-1]
-        pages = (real[:, None] * geometry.layers + np.arange(geometry.layers)).reshape(-1)
+        tail_first = blocks[::-1, None]
+        pages = (tail_first * geometry.layers + np.arange(geometry.layers)).reshape(-1)
         slots = self._staging.slot_of[pages].astype(np.int64)
         self._staging.tell()
         self._staging.eviction.returns(slots[slots >= 0])

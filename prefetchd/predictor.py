@@ -5,13 +5,19 @@ drops what is already there, applies the budget and the bandwidth guard, and the
 
 The smallest predictor is a file with one class:
 
+    from prefetchd.model import NO_IDS
     from prefetchd.predictor import Guess, Predictor
 
     class NextBlock(Predictor):
+        last = NO_IDS
         def on_access(self, access):
             self.last = access.pages
         def predict(self, now_ns, limit):
-            return Guess(self.last + self.geometry.layers)
+            after = self.last + self.geometry.layers
+            return Guess(after[after < self.geometry.pages][:limit])
+
+`prefetchd predictor check ./mine.py` tries a file against all that stands here, and says what is
+wrong; in tests it is `prefetchd.testing.check_predictor`.
 """
 
 from __future__ import annotations
@@ -39,14 +45,18 @@ from prefetchd.model import (
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """Pages that will be wanted, best first; duplicates and resident pages are dropped later.
+    """Pages that will be wanted, each once, best first; those that are resident are passed over.
 
     `confidence` (float32, 0..1, same length): the chance that the page will be demanded soon;
-    None = no opinion. `deadline_ns`: when they will be wanted, on the clock of `now_ns`.
+    None = no opinion. It falls, except with `restores`, where the order is that of need.
+    `deadline_ns`: when they will be wanted, on the clock of `now_ns`.
     `sources` (uint8): which of several sub-predictors guessed each page, for feedback.
-    `keep`: pages to hold in staging while they are there (bounded by the planner).
+    `keep`: pages to hold in staging while they are there, each once, at most as many as slots
+    (and bounded further by the planner).
     `restores`: requests that come back will need all of these in any case. They are read as fast
     as the device goes and also while another demand waits, as far as it leaves the device idle.
+
+    The arrays are the receiver's: never write to them afterwards.
     """
 
     pages: Ids = field(default_factory=lambda: NO_IDS)
@@ -61,7 +71,13 @@ class Predictor:
     """Base class: override what you need. Every hook gets whole batches of pages.
 
     `geometry` is the page space, `slots` the staging's size in pages: take memory in proportion
-    to these and no more. Hooks must be deterministic: the same calls give the same guesses.
+    to these and no more, however many requests come. Hooks must be deterministic: the same calls
+    give the same guesses, in any process and under any hash seed. They read no clock and no file,
+    and draw from no generator but a seeded one of their own. A file may be read in `__init__`.
+
+    Ids that a hook is given are in range. Batches may be empty, a request may never be said to
+    have ended, and `predict` may come before anything else. Arrays that a hook is given may be
+    kept, as nobody writes to them: nor may the hook.
     """
 
     name: ClassVar[str] = ""
@@ -83,13 +99,13 @@ class Predictor:
         `on_accesses` of the same batch."""
 
     def on_access(self, access: Access) -> None:
-        """Pages were demanded."""
+        """Distinct pages were demanded: of one layer in decode, of any in a restore."""
 
     def on_accesses(self, accesses: Sequence[Access]) -> None:
         """Demands, oldest first: a single one, or several of one layer each and no layer twice.
 
         Override it only to be faster: what comes of it must be what would have come of
-        `on_access` for each of them.
+        `on_access` for each of them, but for rounding in confidences.
         """
         for access in accesses:
             self.on_access(access)
@@ -104,10 +120,13 @@ class Predictor:
         """A request has ended."""
 
     def on_feedback(self, feedback: Feedback) -> None:
-        """Earlier guesses have turned out useful, late or wasted."""
+        """Earlier guesses have turned out useful, late or wasted. `sources` are the guesses' own,
+        0 where they had none."""
 
     def predict(self, now_ns: int, limit: int) -> Guess:
-        """Return at most about `limit` pages, best first. Must not change what later calls see."""
+        """Return at most `limit` pages (0 or more), best first. Must not change what later calls
+        see: the same call again gives the same guess, and any number of calls leave no trace. What
+        was only worked out anew may be remembered."""
         return Guess()
 
 

@@ -16,10 +16,12 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-SCHEMA: Literal["prefetchd.replay.decode/1"] = "prefetchd.replay.decode/1"
+Schema = Literal["prefetchd.replay.decode/1", "prefetchd.simulate.decode/1"]
+SCHEMA: Schema = "prefetchd.replay.decode/1"
 
-Kind = Literal["MEASURED", "EMULATED", "RAM", "CACHED"]
-"""What stood behind the reads: a drive, a model of one, memory, or a cache in front of a drive."""
+Kind = Literal["MEASURED", "EMULATED", "SIMULATED", "RAM", "CACHED", "UNREAD"]
+"""What stood behind the reads: a drive, a model of one in real time, a model of one under a virtual
+clock, memory, a cache in front of a drive, or nothing since nothing was read."""
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
@@ -162,14 +164,31 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str] = []
 
 
+class Bound(msgspec.Struct, frozen=True, kw_only=True):
+    """What nothing of its kind can beat, computed and not run: figures as in a `Run`, None where
+    the bound says nothing of them."""
+
+    name: str
+    meaning: str
+    tpot_ms: float | None = None
+    tpot_ratio: float | None = None
+    hit_rate: float | None = None
+    late_rate: float | None = None
+    miss_rate: float | None = None
+    stalled_share: float | None = None
+    reads_per_needed: float | None = None
+
+
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """What a replay says. A note that starts with a WORD in capitals and a colon is a verdict."""
+    """What a replay or a simulation says; in the latter, figures that only a real clock has are
+    None. A note that starts with a WORD in capitals and a colon is a verdict."""
 
     device: Device
     settings: Settings
     runs: list[Run]
     regime: Literal["sparse decode"] = "sparse decode"
-    schema: Literal["prefetchd.replay.decode/1"] = SCHEMA
+    schema: Schema = SCHEMA
+    bounds: list[Bound] = []
     notes: list[str] = []
 
 

@@ -238,20 +238,29 @@ def erase(
     folder: StorePath,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     lone: Annotated[
-        bool, typer.Option("--lone", help="Also if other parts of the store are away.")
+        bool, typer.Option("--lone", help="What can be, if parts are away or in use.")
     ] = False,
     raw: RawFlag = False,
     json: JsonFlag = False,
 ) -> None:
-    """Remove a store: its own files on all its paths, and nothing else that lies there."""
+    """Remove a store: its own files on all its paths, and nothing else that lies there.
+
+    Exit code 3: a part of it is in use, and is left.
+    """
     parts = parts_of(folder, raw=raw, lone=lone)
-    words = ", ".join(str(part) for part in parts)
+    words = ", ".join(str(part) for part in parts.places)
     if not yes and not sys.stdin.isatty():
         raise ValueError(f"{words} would be erased; say --yes")
     if not yes and not typer.confirm(f"Erase the store on {words}?", err=True):
         raise ValueError("nothing was erased")
-    gone = erase_store(parts, raw=raw)
+    gone = erase_store(parts.places, raw=raw)
     if json:
-        _print_json({"erased": [str(path) for path in gone]})
+        left = {"away": parts.away, "in_use": parts.in_use}
+        found = {name: {str(path): why for path, why in of.items()} for name, of in left.items()}
+        _print_json({"erased": [str(path) for path in gone], **found})
     else:
-        _out().print("\n".join(f"erased {path}" for path in gone), markup=False)
+        told = [f"erased {path}" for path in gone]
+        told += [f"not erased: {why}" for why in (parts.away | parts.in_use).values()]
+        _out().print("\n".join(told), markup=False)
+    if parts.in_use:
+        raise typer.Exit(3)

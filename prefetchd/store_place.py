@@ -25,6 +25,10 @@ class StoreError(Exception):
     """A store cannot be had as asked: what, where, why and what to do, in one message."""
 
 
+class InUseError(StoreError):
+    """Another process has it open."""
+
+
 def is_raw(place: Path) -> bool:
     """Whether a store there lies on the path itself (a device, or a file in its stead)."""
     return place.exists() and not place.is_dir()
@@ -86,7 +90,7 @@ def take_lock(place: Path, *, shared: bool = False) -> int:
     except BlockingIOError:
         owners = _holders(fd, place)
         os.close(fd)
-        raise StoreError(
+        raise InUseError(
             f"store {place} is in use by process {owners}; stop it, or use another folder"
         ) from None
     if not shared and not is_raw(place):

@@ -1,4 +1,4 @@
-"""What every storage device must do, as a pytest class to subclass. Ships with the package.
+"""What every storage device must do, as a pytest class to subclass; `check_predictor` beside it.
 
     class TestMine(StorageDeviceContract):
         def make(self, tmp_path, file_bytes, depth, arena_bytes): ...
@@ -25,9 +25,10 @@ import pytest
 from numpy.typing import NDArray
 
 from prefetchd.device import DONE, OP, READ, SYNC, WRITE, Arena, Completions, Ops, StorageDevice
+from prefetchd.testing_predictor import PredictorFaults, check_predictor, examine_predictor
 
-KIB = 1024
-PAGE = 4 * KIB
+__all__ = ["PredictorFaults", "StorageDeviceContract", "check_predictor", "examine_predictor"]
+KIB, PAGE = 1024, 4096
 FILE_BYTES, DEPTH, ARENA_BYTES = 1024 * KIB, 16, 2048 * KIB
 PAGES = FILE_BYTES // PAGE
 _PATIENCE_NS = 20_000_000_000  # for a device that has stopped; nothing waits so long when well
@@ -137,8 +138,8 @@ class StorageDeviceContract:
         done = drain(device, DEPTH)
         assert np.array_equal(np.sort(done["tag"]), ops["tag"])
         assert (done["result"] == PAGE).all()
-        nothing = device.reap()
-        assert (nothing.dtype, nothing.shape, device.in_flight) == (DONE, (0,), 0)
+        assert ((nothing := device.reap()).dtype, nothing.shape) == (DONE, (0,))
+        assert device.in_flight == 0
 
     def test_a_prefix_is_accepted_when_there_are_too_many(self, device: StorageDevice) -> None:
         ops = batch(READ, 0, np.arange(DEPTH + 5) * PAGE, PAGE)

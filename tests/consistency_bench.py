@@ -128,6 +128,8 @@ class World:
         self.open: list[tuple[GrowingBlock, NDArray[np.uint8]]] = []
         self.evicted: set[bytes] = set()
         self.harmed = False
+        self.stripes = stripes
+        self.path_failed = False  # since the store was opened
         self.counts: Counter[str] = Counter()
         self._patches = ExitStack()
         virtual = {
@@ -153,7 +155,7 @@ class World:
         self.parts = self.runtime._parts
         self.catalog = self.parts.catalog
         self.writer = self.parts.driver.writer
-        self.harmed = False
+        self.harmed = self.path_failed = False
         victims = self.catalog.victims
 
         def watched(count: int, held: Mask, *, mine: bool) -> Ids:
@@ -176,6 +178,9 @@ class World:
         key = key_of(number)
         over = self.expires_ns.get(number, np.inf) <= self.wall_ns
         gone = key in self.evicted or over
+        if self.path_failed and not gone:
+            self.counts["out of reach"] += number in self.now
+            return -1  # it may be back with its path
         if number in self.now and not gone:
             owners = [put for put in self.puts if put.number == number]
             told = any(put.ticket.failures for put in owners)
@@ -205,6 +210,8 @@ class World:
                 self.evicted.discard(key_of(number))
             if put.durable:
                 self.promised[number] = {put.version} | self.late[number]
+            elif put.version not in self.promised.get(number, ()):
+                self.promised.pop(number, None)  # of a block out of reach, put again but fast
         ended = [put for put in self.puts if put.noted]
         for put in ended[:-40]:
             self.puts.remove(put)
@@ -336,6 +343,16 @@ class World:
         self.harmed = True
         self.device._script[self.device._accepted + ahead] = kind
 
+    def fail_path(self, path: int) -> None:
+        """Every operation on it ends with EIO from here on."""
+        self.harmed = self.path_failed = True
+        self.counts["paths failed"] += 1
+        self.device.broken.add(path)
+
+    def bring_back(self) -> None:
+        """The device is well again; whether it is believed yet is up to the probes."""
+        self.device.broken.clear()
+
     def heal(self) -> None:
         self.device.release_stalled()
         self.turn()
@@ -392,6 +409,7 @@ class World:
     def close_and_reopen(self) -> None:
         """A clean end, if the device lets it be one."""
         self.heal()
+        self.bring_back()
         self.device._script.clear()  # the mark of a clean end is waited for without a limit
         inner: Any = self.device.inner
         self._stop_quietly()
@@ -441,6 +459,7 @@ class World:
         while self.open:
             self.drop(0)
         self.device._script.clear()
+        self.bring_back()
         self.heal()
         self.writer.commit.draining = True
         deadline_ns = self.clock() + 20 * SECOND_NS

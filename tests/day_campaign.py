@@ -27,8 +27,8 @@ from rich.progress import Progress
 
 import prefetchd
 from prefetchd import Options, Runtime, Stats, uniform
-from prefetchd.lab.attention import TraceError
 from prefetchd.lab.requests import Requests, read_requests
+from prefetchd.lab.trace_format import TraceError
 from prefetchd.model import Ids
 from tests.day_books import (
     CapWatch,

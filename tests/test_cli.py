@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from prefetchd import __version__, cli
 from prefetchd.bench.decode import WrongBytes
 from prefetchd.engine import EngineError
 from prefetchd.gpu import GpuError
-from prefetchd.lab.attention import TraceError
+from prefetchd.lab.trace_format import TraceError
 from prefetchd.store import StoreError
 from tests.replays import replay_words, run_child, run_here, write_trace
 
@@ -85,6 +86,35 @@ def test_a_fault_that_nobody_foresaw_is_not_hidden(monkeypatch: pytest.MonkeyPat
     fail(monkeypatch, AttributeError("ours"))
     with pytest.raises(AttributeError, match="ours"):
         cli.main([])
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["store", "check", "{}", "--json"], 3, "there is no store"),
+        (["store", "check", "--json", "{}", "--fast"], 2, "not understood"),
+        (["store", "erase", "--json", "{}"], 3, "there is no store"),
+        (["bench", "write", "{}", "--json", "--page-bytes", "much"], 2, "'much' is no size"),
+        (["bench", "ring", "{}/f", "--json", "-", "--load", "x"], 2, "'x' is no load"),
+        (["replay", "decode", "{}/no.npz", "--json=-"], 2, "no.npz"),
+        (["-v", "replay", "restore", "{}/no.jsonl", "--json", "-"], 2, "no.jsonl"),
+    ],
+)
+def test_whoever_asked_for_json_on_stdout_gets_the_error_as_json(
+    tmp_path: Path, capsys: Capture, words: list[str], code: int, told: str
+) -> None:
+    done = run_here(capsys, *(word.format(tmp_path) for word in words))
+    answer = json.loads(done.out)
+    assert (done.code, answer["exit_code"]) == (code, code)
+    assert told in answer["error"]
+    assert done.err
+
+
+def test_json_for_a_file_leaves_stdout_alone(tmp_path: Path, capsys: Capture) -> None:
+    out = tmp_path / "r.json"
+    done = run_here(capsys, "replay", "decode", tmp_path / "no.npz", "--json", out)
+    done.failed(2, "no.npz")
+    assert (done.out, out.exists()) == ("", False)
 
 
 RAISES = """

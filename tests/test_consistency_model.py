@@ -102,6 +102,16 @@ class Consistency(RuleBasedStateMachine):
         if fault:
             self.world.harm(fault, 0)
 
+    @precondition(lambda self: self.world.stripes > 1 and not self.world.device.broken)
+    @rule(path=st.integers(0, 1))
+    def fail_a_path(self, path: int) -> None:
+        self.world.fail_path(path)
+
+    @precondition(lambda self: self.world.device.broken)
+    @rule()
+    def bring_it_back(self) -> None:
+        self.world.bring_back()
+
     @rule()
     def heal(self) -> None:
         self.world.heal()

@@ -207,7 +207,7 @@ def test_uses_agree_with_a_plain_count(requests: list[list[int]]) -> None:
     for request in requests:
         new = uses.touch(np.array(request), bit)
         assert new.tolist() == list(dict.fromkeys(page // 3 for page in request))
-        uses.finish(bit)
+        uses.finish(bit, new)
         for page in set(request):
             used[page] += 1
         for block in {page // 3 for page in request}:
@@ -223,6 +223,39 @@ def test_uses_agree_with_a_plain_count(requests: list[list[int]]) -> None:
 def test_counts_stay_right_over_many_more_requests_than_a_byte_counts() -> None:
     uses = Uses(Geometry(2, 3))
     for request in range(1000):
-        uses.touch(np.array([2, 3] if request % 2 else [2]), np.uint32(1))
-        uses.finish(np.uint32(1))
+        new = uses.touch(np.array([2, 3] if request % 2 else [2]), np.uint32(1))
+        uses.finish(np.uint32(1), new)
     np.testing.assert_allclose(uses.shares(np.array([1])), [[1, 0.5]], atol=0.02)
+
+
+@given(st.lists(st.lists(st.integers(0, 9), min_size=3, max_size=6, unique=True), max_size=9))
+def test_a_block_alone_teaches_the_same_as_a_sequence_of_three(chains: list[list[int]]) -> None:
+    one, several = Chains(10), Chains(10)
+    for chain in chains + chains[:1] * 260:  # more often than a byte counts
+        for three in zip(chain, chain[1:], chain[2:], strict=False):
+            several.learn(np.array(three))
+            one.follow(*three)
+    for chain in chains:
+        for mine, others in zip(
+            one.walk(chain[0], chain[1], 9), several.walk(chain[0], chain[1], 9), strict=True
+        ):
+            np.testing.assert_array_equal(mine, others)
+
+
+@given(st.lists(st.integers(0, 11), max_size=20))
+def test_one_page_at_a_time_touches_the_same_as_all_at_once(pages: list[int]) -> None:
+    one, several = Uses(Geometry(3, 4)), Uses(Geometry(3, 4))
+    new = several.touch(np.array(pages, np.int64), np.uint32(8))
+    assert [page // 3 for page in pages if one.touch_one(page, 8)] == new.tolist()
+    np.testing.assert_array_equal(one.pages_touched, several.pages_touched)
+    np.testing.assert_array_equal(one.blocks_touched, several.blocks_touched)
+
+
+def test_whether_one_block_was_read_is_told_as_for_many() -> None:
+    uses, bit = Uses(Geometry(1, 4)), np.uint32(2)
+    uses.touch_one(0, 1)
+    uses.finish(np.uint32(1), np.array([0, 1]))  # of block 1 that request used no page
+    uses.touch_one(2, 2)
+    expected = ~uses.unread(np.arange(4), bit)[:, 0]
+    assert [uses.has_read(block, 2) for block in range(4)] == expected.tolist()
+    assert expected.tolist() == [False, True, True, False]

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import prefetchd
-from prefetchd.bench.decode import Pace, run_decode
+from prefetchd.bench.decode import run_decode
+from prefetchd.bench.decode_loop import Pace
 from prefetchd.devices.host import Done, Host
 from prefetchd.gpu import Push
 from prefetchd.layout import uniform

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from prefetchd.bench.restore_result import RestoreResult, decode
-from prefetchd.device import OP, READ, WRITE, File
-from prefetchd.devices.limited import Limited
-from prefetchd.devices.memory import Memory
 from prefetchd.lab.requests import read_requests
 from tests.replays import run_here, write_trace
-from tests.test_restore_requests import chat, write
+from tests.test_restore_requests import call, chat, write
 
 REQUESTS = 40
 
@@ -52,6 +48,7 @@ def test_every_reusable_block_has_one_outcome_and_was_verified(
     result = replayed(done.out)
     reusable = int(read_requests(trace).reusable().sum())
     assert [(run.name, run.lead_ms) for run in result.runs] == [
+        ("resident", 20.0),
         ("none", 20.0),
         ("cross_request", 20.0),
         ("cross_request", 5.0),
@@ -65,21 +62,52 @@ def test_every_reusable_block_has_one_outcome_and_was_verified(
         assert run.reuse_share == pytest.approx(reusable / len(read_requests(trace).blocks))
         fetched = run.prefetch
         assert fetched.useful + fetched.late + fetched.wasted <= fetched.issued
-    none = result.runs[0]
+    resident, none, guided = result.runs[:3]
+    assert resident.outcomes.retained == resident.outcomes.total
+    assert resident.device_bytes == 0
     assert none.prefetch.issued == none.outcomes.timely == 0
-    assert result.runs[1].prefetch.issued > 0
+    assert guided.prefetch.issued > 0
     assert list((tmp_path / "s").iterdir()) == []
     assert "Time to ready" in page.read_text()
+
+
+def test_sessions_of_small_blocks_are_grouped_into_larger_ones(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a sub-agent that knows nothing of its session, and requests too short for a block."""
+    agent = {"t": 0.05, "type": "subagent", "requests": [call(0.01, [[600, 17]])]}
+    turns = [call(0.02 * turn, [[0, 40 + 8 * turn]]) for turn in range(10)]
+    sessions = [{"requests": [*turns, agent, call(0.3, [[900, 3]])]}]
+    trace = write(tmp_path / "sessions.jsonl", sessions)
+    grouped = words(trace, tmp_path / "s", "--group-blocks", "8", "--controls", "resident")
+    result = replayed(run_here(capsys, *grouped).out)
+    assert (result.settings.group_blocks, result.settings.blocks) == (8, 5 + 9 + 2)
+    assert "every 8 blocks" in result.settings.trace_how
+    for run in result.runs:
+        assert run.outcomes.total + run.unstored == sum(5 + turn for turn in range(9))
+        assert run.failures == {}
+    run_here(capsys, *words(trace, tmp_path / "s", "--group-blocks", "200")).failed(2, "200 blocks")
+
+
+def test_a_replay_that_reads_nothing_does_not_call_the_device_measured(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = ("--limit-blocks-s", "5000", "--controls", "resident", "--predictor", "none")
+    everything = (*more, "--requests", "3", "--staging-blocks", "64")
+    result = replayed(run_here(capsys, *words(trace, tmp_path / "s", *everything)).out)
+    assert [run.device_bytes for run in result.runs] == [0, 0]
+    assert result.device.kind == "UNREAD"
+    assert "UNREAD: no run read anything" in " ".join(result.device.notes)
 
 
 def test_a_limited_device_is_called_emulated(
     trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    more = ("--limit-blocks-s", "20000", "--requests", "20", "--controls", "")
+    more = ("--limit-blocks-s", "20000", "--requests", "38", "--controls", "none")
     result = replayed(run_here(capsys, *words(trace, tmp_path / "s", *more)).out)
-    assert result.device.kind in ("EMULATED", "RAM")
+    assert (result.device.kind, result.device.name) == ("EMULATED", "emulated")
     assert "EMULATED" in " ".join(result.device.notes)
-    assert result.settings.requests == 20
+    assert result.settings.requests == 38
 
 
 @pytest.mark.parametrize(
@@ -114,35 +142,6 @@ def test_a_missing_trace_and_a_decode_trace_are_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     missing = tmp_path / "none.jsonl"
-    run_here(capsys, *words(missing, tmp_path / "s")).failed(2, "none.jsonl", "No such file")
+    run_here(capsys, *words(missing, tmp_path / "s")).failed(2, "there is no trace", "none.jsonl")
     recorded = write_trace(tmp_path / "decode.npz")
     run_here(capsys, *words(recorded, tmp_path / "s")).failed(2, "replay decode")
-
-
-def test_the_limited_device_serves_reads_in_order_and_writes_at_once() -> None:
-    arena = np.zeros(8 * 4096, np.uint8)
-    inner = Memory([File(-1, "memory", 1 << 20)], arena, 8)
-    device = Limited(inner, 4096 * 1000)  # a page a millisecond
-    ops = np.zeros(5, OP)
-    ops["tag"] = np.arange(5)
-    ops["memory"] = np.arange(5) * 4096
-    ops["length"] = 4096
-    ops["kind"] = [READ, READ, READ, WRITE, READ]
-    assert device.submit(ops) == 5
-    seen: list[int] = []
-    while len(seen) < 5:
-        device.wait(1_000_000_000)
-        seen += device.reap()["tag"].tolist()
-    assert [tag for tag in seen if tag != 3] == [0, 1, 2, 4]
-    assert seen[0] == 3
-    assert device.in_flight == 0
-    device.close()
-    device.close()
-
-
-def test_a_limit_of_nothing_is_refused() -> None:
-    arena = np.zeros(4096, np.uint8)
-    inner = Memory([File(-1, "memory", 1 << 20)], arena, 8)
-    with pytest.raises(ValueError, match="lets nothing through"):
-        Limited(inner, 0)
-    inner.close()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from prefetchd.core import CoreLimits
-from prefetchd.model import Access, ChainHint, DoneHint, Forgotten, Geometry, Hinted, Ids
+from prefetchd.model import Access, ChainHint, DoneHint, Forgotten, Geometry, Hinted, Ids, PageHint
 from prefetchd.planner import Planner, PlannerLimits
+from prefetchd.predictor import Predictor
 from prefetchd.predictors.cross_request import CrossRequest
 from tests.core_bench import Bench, Told, ids
 
@@ -106,3 +107,29 @@ def test_a_restore_goes_on_when_other_blocks_are_forgotten() -> None:
     assert pages(bench.end()) == [4, 5, 6, 7]
     bench.tell(Forgotten(ids(9, 10)))
     assert pages(bench.end()) == [8, 11, 12, 13], "what is gone is not asked for"
+
+
+class Listening(Predictor):
+    def __init__(self, geometry: Geometry, slots: int) -> None:
+        super().__init__(geometry, slots)
+        self.told: list[list[int]] = []
+
+    def on_page_hint(self, hint: PageHint) -> None:
+        self.told.append(hint.pages.tolist())
+
+    def on_chain_hint(self, hint: ChainHint) -> None:
+        self.told.append(hint.blocks.tolist())
+
+    def on_done_hint(self, hint: DoneHint) -> None:
+        self.told.append(hint.blocks.tolist())
+
+
+def test_a_predictor_is_told_of_no_block_or_page_that_is_not_there() -> None:
+    bench = Bench(8, predictor=Listening, geometry=ONE_LAYER)
+    there, wrong = ids(3, 199), ids(3, -1, 200, 199)
+    for some in (there, wrong):
+        bench.handle(Hinted(PageHint(some, np.ones(len(some), np.float32))))
+        bench.handle(Hinted(ChainHint(1, some)))
+        bench.handle(Hinted(DoneHint(1, "tool_use", None, some)))
+    assert isinstance(bench.predictor, Listening)
+    assert bench.predictor.told == [[3, 199]] * 6

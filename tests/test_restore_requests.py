@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prefetchd.lab.attention import TraceError
-from prefetchd.lab.requests import SESSION_GAP_NS, read_requests, spread_bursts
+from prefetchd.lab.request_lines import SESSION_GAP_NS
+from prefetchd.lab.requests import read_requests
+from prefetchd.lab.spool import spread_bursts
+from prefetchd.lab.trace_format import TraceError
 
 
 def write(path: Path, lines: list[Any]) -> Path:
@@ -34,6 +36,15 @@ def test_bursts_are_spread_over_the_quantum_and_reuse_is_counted(tmp_path: Path)
     assert "3 s" in load.how
     assert read_requests(tmp_path / "t.jsonl.gz", 3).distinct == 4
     assert load.faster(10).arrival_ns.tolist()[1] == 150_000_000
+
+
+def test_groups_of_blocks_become_one_and_the_rest_is_dropped(tmp_path: Path) -> None:
+    lines = [chat(0, [7, 1, 2, 3, 4]), chat(5, [7, 1, 2, 9]), chat(9, [7])]
+    load = read_requests(write(tmp_path / "t.jsonl", lines), group=2)
+    assert [load.chain(n).tolist() for n in range(3)] == [[0, 1], [0, 2], []]
+    assert load.reusable().tolist() == [0, 1, 0]
+    with pytest.raises(TraceError, match="6 blocks"):
+        read_requests(tmp_path / "t.jsonl", group=6)
 
 
 def test_exact_timestamps_are_left_alone() -> None:

@@ -16,10 +16,13 @@ import numpy as np
 import pytest
 
 from prefetchd.device import READ, WRITE, DeviceError, File, StorageDevice
+from prefetchd.devices.emulated import Emulated
 from prefetchd.devices.faulty import Faults, Faulty
 from prefetchd.devices.liburing import Liburing
 from prefetchd.devices.memory import Memory
 from prefetchd.devices.threads import Threads
+from prefetchd.drive_model import DriveModel
+from prefetchd.drive_profile import DriveProfile
 from prefetchd.testing import PAGE, StorageDeviceContract, aligned_arena, batch, run
 from tests.forbidden import FORBID_URING
 
@@ -131,6 +134,13 @@ class TestMemory(StorageDeviceContract):
 class TestFaultyWithoutFaults(TestMemory):
     def make(self, tmp_path: Path, file_bytes: int, depth: int, arena_bytes: int) -> StorageDevice:
         return Faulty(super().make(tmp_path, file_bytes, depth, arena_bytes), Faults())
+
+
+class TestEmulated(TestMemory):
+    def make(self, tmp_path: Path, file_bytes: int, depth: int, arena_bytes: int) -> StorageDevice:
+        inner = super().make(tmp_path, file_bytes, depth, arena_bytes)
+        drive = DriveProfile(name="test", read_gb_s=50.0, write_gb_s=50.0, read_us=50, write_us=20)
+        return Emulated(inner, DriveModel(drive))
 
 
 def test_threads_say_when_the_depth_is_more_than_they_run(tmp_path: Path) -> None:

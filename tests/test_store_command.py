@@ -20,6 +20,7 @@ from prefetchd.devices.threads import Threads
 from prefetchd.format import Superblock, encode_superblock, superblock_place
 from prefetchd.journal import page_offset
 from prefetchd.store_opening import Opening, superblock_of
+from prefetchd.store_place import take_lock
 from tests.replays import run_here
 from tests.runtime_bench import BLOCKS, LAYERS, PLAIN, content, keys, layout, read_all
 
@@ -364,6 +365,29 @@ def test_a_store_with_a_part_away_is_erased_only_if_that_is_said(
     run_here(capsys, "store", "erase", tmp_path / "away", "--yes").failed(3, "--lone")
     assert run_here(capsys, "store", "erase", tmp_path / "away", "--yes", "--lone").code == 0
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_part_that_is_in_use_is_named_and_left(kv: Path, capsys: Capture, tmp_path: Path) -> None:
+    if shape_of(kv).stripes == 1:
+        pytest.skip("there is one part")
+    for shared in (True, False):
+        part = tmp_path / "c"
+        lock = take_lock(part, shared=shared)
+        try:
+            done = run_here(capsys, "store", "erase", kv, "--yes")
+            done.failed(3, f"part 3 on {part}", "in use by process", "nothing was erased")
+        finally:
+            os.close(lock)
+    lock = take_lock(part, shared=True)
+    try:
+        done = run_here(capsys, "store", "erase", kv, "--yes", "--lone", "--json")
+    finally:
+        os.close(lock)
+    said = json.loads(done.out)
+    assert (done.code, said["away"]) == (3, {})
+    assert "in use by process" in said["in_use"][str(part)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["c"]
+    assert (part / "extents.dat").exists()
 
 
 def test_a_folder_that_is_no_store_is_not_erased(tmp_path: Path, capsys: Capture) -> None:

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from prefetchd.bench.output import Outputs
 from prefetchd.bench.ring import (
     Rate,
     Shape,
@@ -77,6 +78,8 @@ def ring(
     ] = None,
 ) -> None:
     """Random direct reads by our devices, and by fio when it is installed, on one file."""
+    outputs = Outputs(json)
+    outputs.check()
     console = Console(stderr=True)
     shapes, engines = _shapes(load), _engines(device or ["uring"])
     with Progress(console=console, transient=True) as progress:
@@ -100,18 +103,17 @@ def ring(
         "idle_s": idle_s,
         "rows": rows,
     }
-    encoded = msgspec.json.format(msgspec.json.encode(result), indent=1)
-    if json is not None and str(json) == "-":
-        typer.echo(encoded.decode())
-    else:
+
+    def table() -> None:
         out = Console(highlight=False)
         out.print(_table(rows, f"{file} on {medium.file_system} ({kind})"))
         for device_name, engine in dict.fromkeys((row.device, row.engine) for row in rows):
             out.print(f"{device_name}: {engine}", markup=False)
+
+    encoded = msgspec.json.format(msgspec.json.encode(result), indent=1)
+    outputs.show(console, encoded=encoded, table=table)
     if _FIO not in engines:
         console.print("fio is not installed, so nothing is compared with it (apt install fio)")
-    if json is not None and str(json) != "-":
-        json.write_bytes(encoded)
 
 
 @bench_app.command("write")

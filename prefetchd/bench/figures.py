@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefetchd import metrics
-from prefetchd.bench.decode import Log, check_stamps
+from prefetchd.bench.decode import check_stamps
+from prefetchd.bench.decode_loop import Log
 from prefetchd.model import Outcome
 
 
@@ -43,7 +44,7 @@ def run_figures(
         device_bytes=sum(_grown(log, "bytes_read") for log in rounds),
         achieved_depth=metrics.median([log.after.achieved_depth for log in rounds if log.after]),
         decision_us=_decisions(rounds),
-        cpu_us_per_page=sum(log.cpu_ns for log in rounds) / 1e3 / len(codes),
+        cpu_us_per_page=metrics.ratio(_cpu_us(rounds), len(codes)),
         step_ms=[ns / 1e6 for ns in middle.step_ns],
         stall_ccdf=metrics.ccdf(stall_us),
         per_layer=_per_layer(rounds),
@@ -90,6 +91,11 @@ def _far(rounds: Sequence[Log]) -> metrics.Far:
     pages = int(np.count_nonzero(far))
     misses = float(np.count_nonzero(far & missed))
     return metrics.Far(pages=pages, miss_rate=metrics.ratio(misses, float(pages)))
+
+
+def _cpu_us(rounds: Sequence[Log]) -> float | None:
+    used = [log.cpu_ns for log in rounds if log.cpu_ns is not None]
+    return sum(used) / 1e3 if used else None
 
 
 def _grown(log: Log, name: str) -> int:
@@ -139,8 +145,11 @@ def _failures(rounds: Sequence[Log]) -> dict[str, int]:
 
 def client_bound(name: str, rounds: Sequence[Log]) -> str | None:
     """A verdict in words where the processor, not the drive, set the pace of a run."""
+    cpu_us = _cpu_us(rounds)
+    if cpu_us is None:
+        return None
     wall_ns = sum(sum(log.step_ns[log.warmup_steps :]) for log in rounds)
-    busy = sum(log.cpu_ns for log in rounds) / wall_ns
+    busy = cpu_us * 1e3 / wall_ns
     polls = any(log.after and "polling" in log.after.engine for log in rounds)
     if busy < 0.9 + polls:  # a polling thread is busy by design
         return None

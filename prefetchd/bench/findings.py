@@ -16,13 +16,17 @@ from prefetchd.metrics import Result, Run, find
 KINDS = {
     "MEASURED": "a real device, read past the page cache",
     "EMULATED": "a model of a device, not a device",
+    "SIMULATED": "a modelled drive under a virtual clock: nothing was read and nothing timed",
     "RAM": "the store lies in memory (tmpfs): these are figures of the software, not of a drive",
     "CACHED": "bytes came from a cache as well as from the drive: faster than the drive alone",
+    "UNREAD": "no run read anything from the device: these figures say nothing about it",
 }
 SETTING = {
     "EMULATED": "On an emulated device, ",
+    "SIMULATED": "Simulated, ",
     "RAM": "In RAM, not on a drive, ",
     "CACHED": "With a cache before the drive, ",
+    "UNREAD": "With nothing read from the device, ",
 }
 ROUND_RANGE_MAX = 0.2  # of the median; the rule of steady state in storage benchmarks
 
@@ -153,6 +157,8 @@ def _written(result: Result) -> Iterator[str]:
         yield f"device {result.device.name}: {text}"
     for text in result.device.gpu.notes:
         yield f"GPU device {result.device.gpu.name}: {text}"
+    for bound in result.bounds:
+        yield f"{bound.name} is a bound, computed: {bound.meaning}"
     for run in result.runs:
         for text in run.notes:
             note = _split(text)
@@ -165,7 +171,7 @@ def _split(text: str) -> Note:
 
 
 def _about_rounds(result: Result) -> Iterator[Note]:
-    if result.settings.rounds == 1:
+    if result.settings.rounds == 1 and result.device.kind != "SIMULATED":
         yield Note("", "one round only: nothing says how much a second would differ")
     for run in result.runs:
         spread = max(run.tpot_ms_rounds, default=0) - min(run.tpot_ms_rounds, default=0)

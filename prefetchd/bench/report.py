@@ -62,10 +62,8 @@ def _plotly_script() -> str:
     try:
         from plotly.offline import get_plotlyjs
     except ImportError as error:
-        raise ReportError(
-            "the report needs plotly for its plots, which is not installed: "
-            "pip install prefetchd[report]"
-        ) from error
+        words = "the report needs plotly for its plots, which is not installed: "
+        raise ReportError(words + "pip install prefetchd[report]") from error
     return str(get_plotlyjs())
 
 
@@ -219,6 +217,9 @@ def _table(result: Result) -> str:
         for c in COLUMNS
     )
     rows = "".join(_row(entry, COLUMNS, best(result)) for entry in series(result))
+    for bound in result.bounds:
+        cells = "".join(f"<td>{_value(column.bound(bound))}</td>" for column in COLUMNS)
+        rows += f'<tr class="control"><th scope="row">{_text(bound.name)}</th>{cells}</tr>'
     return (
         f'<div class="scroll"><table><thead><tr><th scope="col">run</th>{heads}</tr></thead>'
         f"<tbody>{rows}</tbody></table></div>"

@@ -79,7 +79,7 @@ DETAILS = (
         "verified",
         "pages",
         "checked against what had been written",
-        lambda r: f"{r.verified_pages:,}",
+        lambda r: f"{r.verified_pages:,}" if r.verified_pages else DASH,
     ),
     Column("failed", "reads", "by kind; each of them became a miss", _failures),
 )
@@ -125,9 +125,10 @@ WORDS = (
     ("oracle", "Control: a predictor that knows the future, held back by the same bandwidth."),
     ("hints", "What the engine says one layer ahead about the pages that it will need."),
     (
-        "MEASURED, EMULATED, RAM, CACHED",
-        "A real device; a model of one; a store in memory, which says nothing about a drive; a "
-        "drive with a cache before it that answered some reads.",
+        "MEASURED, EMULATED, SIMULATED, RAM, CACHED, UNREAD",
+        "A real device; a model of one; one under a virtual clock, where nothing is read or timed; "
+        "a store in memory, which says nothing about a drive; a drive with a cache before it that "
+        "answered some reads; a device that was never read.",
     ),
 )
 

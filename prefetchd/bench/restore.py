@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from threading import Thread
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +29,6 @@ from prefetchd.bench.decode import WrongBytes
 from prefetchd.lab.requests import Requests
 from prefetchd.model import NO_IDS, ChainHint, DoneHint, Ids, Outcome
 from prefetchd.runtime import Runtime
-from prefetchd.stats import Stats
 from prefetchd.tickets import PutTicket, Ticket
 
 _ENQUEUE, _START, _TAKE = range(3)
@@ -46,6 +46,25 @@ class Pace:
     hints: bool
 
 
+class Moved(Protocol):
+    """What a result needs of a runtime's `Stats`, or of a simulation's counters."""
+
+    @property
+    def prefetch(self) -> dict[str, int]: ...
+    @property
+    def failures(self) -> dict[str, int]: ...
+    @property
+    def pages_read(self) -> int: ...
+    @property
+    def bytes_read(self) -> int: ...
+    @property
+    def bytes_written(self) -> int: ...
+    @property
+    def achieved_depth(self) -> float: ...
+    @property
+    def decision_ns(self) -> NDArray[np.int64]: ...
+
+
 @dataclass(slots=True)
 class RestoreLog:
     """What one run saw. Of requests in order: lateness of their start, and the time from the
@@ -61,8 +80,8 @@ class RestoreLog:
     verified: int = 0
     failed_puts: list[str] = field(default_factory=list)
     seconds: float = 0.0
-    cpu_ns: int = 0
-    after: Stats | None = None
+    cpu_ns: int | None = None  # unknown where no processor was at work
+    after: Moved | None = None
 
 
 @dataclass(slots=True)
@@ -99,6 +118,7 @@ class RestoreRun:
         self._random = np.random.Generator(np.random.SFC64(seed))
         self._live: dict[int, _Request] = {}
         self._waiting: list[int] = []
+        self._ending: list[int] = []  # took everything; what they put is not there yet
         self._events: list[tuple[int, int, int]] = []
         self._puts: dict[int, PutTicket | None] = {}  # None: refused
         self._to_put: SimpleQueue[tuple[int, NDArray[np.uint8], NDArray[np.uint8]] | None]
@@ -130,7 +150,7 @@ class RestoreRun:
             self._events.append((at_ns, number, _START))
         heapq.heapify(self._events)
         act = {_ENQUEUE: self._enqueue, _START: self._start, _TAKE: self._take}
-        while self._events or self._waiting:
+        while self._events or self._waiting or self._ending:
             self._answered()
             now_ns = time.monotonic_ns()
             due_ns = self._events[0][0] if self._events else now_ns + _SLICE_NS
@@ -138,6 +158,7 @@ class RestoreRun:
                 at_ns, number, kind = heapq.heappop(self._events)
                 act[kind](number, at_ns)
             else:
+                self._ending = [one for one in self._ending if not self._ended(one)]
                 self._runtime.tend(min(due_ns - now_ns, _SLICE_NS) / 1e9)
         self.log.seconds = (time.monotonic_ns() - begun_ns) / 1e9
         self.log.cpu_ns = time.process_time_ns() - cpu_ns
@@ -206,7 +227,7 @@ class RestoreRun:
         request = self._live[number]
         left = len(request.pages) - request.taken
         if left <= 0:
-            self._end(number)
+            self._ending.append(number)
             return
         due = 1 + max(0, time.monotonic_ns() - at_ns) // self._pace.block_ns
         self._demand(number, request, min(left, int(due), _TAKEN_MAX), at_ns)
@@ -260,15 +281,17 @@ class RestoreRun:
         self.log.verified += len(wanted)
         ticket.release()
 
-    def _end(self, number: int) -> None:
-        put = self._puts.get(number)
-        if self._live[number].made and (number not in self._puts or (put and not put.done)):
-            # What it made must be there to be told of.
-            later_ns = time.monotonic_ns() + _SLICE_NS
-            heapq.heappush(self._events, (later_ns, number, _TAKE))
-            return
+    def _ended(self, number: int) -> bool:
+        """Say that a request is done, once all it made is there to be told of."""
+        if self._live[number].made:
+            if number not in self._puts:
+                return False
+            put = self._puts[number]
+            if put and not put.done:
+                return False
         del self._live[number]
         chain = self._requests.chain(number)
         blocks = self._runtime.lookup(self._names[chain])
         self._runtime.hint(DoneHint(number, self._requests.stops[number], blocks=blocks))
         self._progress(1)
+        return True

@@ -1,42 +1,39 @@
-"""`prefetchd replay restore`: options, progress and output."""
+"""`prefetchd replay restore`: its options and what is read before it runs."""
 
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from functools import partial
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Annotated
 
-import psutil
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from prefetchd import registry
-from prefetchd.bench.replay import ReplayError, Report
+from prefetchd.bench.output import Outputs, check_memory, progress_bars, temporary_folder
+from prefetchd.bench.replay import ReplayError
 from prefetchd.bench.restore_replay import CONTROLS, Plan, plans, replay_restore
 from prefetchd.bench.restore_report import write_restore_report
 from prefetchd.bench.restore_result import RestoreResult, RestoreSettings, encode
 from prefetchd.bench.restore_tables import print_restore
-from prefetchd.lab.attention import TraceError
 from prefetchd.lab.requests import Requests, read_requests
 from prefetchd.units import parse_bytes
 
 EMBEDDED_REQUESTS = "conversation_demo.jsonl.gz"
-_DRAW_S = 0.5
 _PAGE = 4096
 _STAGING_MIN = 64
 
-Folder = Callable[[Path | None, Console], AbstractContextManager[Path]]
+GroupBlocks = Annotated[
+    int, typer.Option(min=1, help="So many blocks of the trace are one block here.")
+]
 
 
 def restore(
     trace: Annotated[
         Path | None,
-        typer.Argument(help="Requests (.jsonl, .jsonl.gz); default: the embedded ones."),
+        typer.Argument(help="A restore trace, or requests (.jsonl); default: the embedded ones."),
     ] = None,
     store: Annotated[
         Path | None,
@@ -59,6 +56,7 @@ def restore(
         float, typer.Option(help="Hold reads to so many blocks a second (EMULATED); 0: no limit.")
     ] = 0.0,
     consume_blocks_s: Annotated[float, typer.Option(help="Blocks a second a request takes.")] = 200,
+    group_blocks: GroupBlocks = 1,
     requests: Annotated[int | None, typer.Option(help="Only the first requests.")] = None,
     speed: Annotated[
         float, typer.Option(help="Arrivals, leads and rates so many times as fast.")
@@ -78,19 +76,24 @@ def restore(
     report: Annotated[Path | None, typer.Option(help="Write an HTML report.")] = None,
 ) -> None:
     """Replay requests that come back; say how much of their KV was in DRAM when they started."""
-    from prefetchd.bench.replay_command import check_outputs, temporary_folder
-
-    check_outputs(json, report)
+    outputs = Outputs(json, report)
+    outputs.check()
     leads = lead_ms or [500.0]
-    _check_numbers(leads, staging_blocks, requests, limit_blocks_s, consume_blocks_s, speed)
+    check_numbers(leads, staging_blocks, requests, limit_blocks_s, consume_blocks_s, speed)
     if not registry.storage_device_class(device).on_files:
         raise ReplayError(
             f"device {device} keeps no store on a path; use --limit-blocks-s to limit"
         )
-    whole_bytes = _block_bytes(block_bytes)
-    load = _read(trace, requests)
-    slots = max(_STAGING_MIN, load.distinct // 4) if staging_blocks is None else staging_blocks
-    _check_memory(slots * whole_bytes)
+    whole_bytes = whole_blocks(block_bytes)
+    load = read_trace(trace, requests, group_blocks)
+    slots = default_staging(load) if staging_blocks is None else staging_blocks
+    named = [name.strip() for name in controls.split(",") if name.strip()]
+    resident = "resident" in named
+    check_memory(
+        (load.distinct if resident else slots) * whole_bytes,
+        "the resident control, which keeps all blocks," if resident else "staging",
+        "--controls none, smaller --block-bytes or fewer --staging-blocks",
+    )
     settings = RestoreSettings(
         trace=load.name,
         trace_how=load.how,
@@ -102,22 +105,26 @@ def restore(
         hints=hints,
         limit_blocks_s=limit_blocks_s,
         consume_blocks_s=consume_blocks_s,
+        group_blocks=group_blocks,
         speed=speed,
         evict=evict,
         depth=depth,
         rounds=rounds,
         seed=seed,
     )
-    named = [name.strip() for name in controls.split(",") if name.strip()]
     lines = plans(settings, predictor or ["cross_request"], named)
     console = Console(stderr=True)
     with temporary_folder(store, console) as directory:
         directory.mkdir(exist_ok=True)
         result = _run(directory, load.faster(speed), settings, lines, device, idle_s, console)
-    _show(result, json, report, console)
+    show(outputs, console, result)
 
 
-def _check_numbers(
+def default_staging(load: Requests) -> int:
+    return max(_STAGING_MIN, load.distinct // 4)
+
+
+def check_numbers(
     leads: list[float],
     staging: int | None,
     requests: int | None,
@@ -141,7 +148,7 @@ def _check_numbers(
             raise ReplayError(f"{name} {value:g} makes no sense; give a number above 0")
 
 
-def _block_bytes(text: str) -> int:
+def whole_blocks(text: str) -> int:
     size = parse_bytes(text)
     if size < _PAGE or size % _PAGE:
         raise ReplayError(
@@ -150,25 +157,11 @@ def _block_bytes(text: str) -> int:
     return size
 
 
-def _check_memory(need: int) -> None:
-    free = psutil.virtual_memory().available
-    if need > 0.9 * free:
-        raise ReplayError(
-            f"staging takes {need / 2**30:.1f} GiB, but {free / 2**30:.1f} GiB of memory are free; "
-            "use smaller --block-bytes or fewer --staging-blocks"
-        )
-
-
-def _read(trace: Path | None, limit: int | None) -> Requests:
+def read_trace(trace: Path | None, limit: int | None, group: int = 1) -> Requests:
     if trace is None:
         with as_file(files("prefetchd.data") / EMBEDDED_REQUESTS) as path:
-            return read_requests(path, limit)
-    if trace.suffix == ".npz":
-        raise TraceError(
-            f"trace {trace} is recorded attention, for `prefetchd replay decode`; a restore needs "
-            "requests, one a line (.jsonl or .jsonl.gz)"
-        )
-    return read_requests(trace, limit)
+            return read_requests(path, limit, group)
+    return read_requests(trace, limit, group)
 
 
 def _run(
@@ -180,39 +173,18 @@ def _run(
     idle_s: float,
     console: Console,
 ) -> RestoreResult:
-    columns = (TextColumn("{task.description:<34}"), BarColumn(), MofNCompleteColumn())
-    with Progress(
-        *columns, TimeElapsedColumn(), console=console, transient=True, auto_refresh=False
-    ) as progress:
-        task = progress.add_task("replaying", total=settings.rounds * len(lines) * len(load))
-        drawn_s = 0.0
-
-        def draw(count: int) -> None:
-            nonlocal drawn_s
-            progress.advance(task, count)
-            if time.monotonic() - drawn_s > _DRAW_S:
-                progress.refresh()
-                drawn_s = time.monotonic()
-
-        report = Report(
-            say=lambda words: progress.update(task, description=words, refresh=True), steps=draw
-        )
+    with progress_bars(console) as bar:
+        report = bar("replaying", settings.rounds * len(lines) * len(load))
         return replay_restore(
             directory, load, settings, lines, device=device, idle_s=idle_s, report=report
         )
 
 
-def _show(result: RestoreResult, json: Path | None, report: Path | None, console: Console) -> None:
-    if json is not None and str(json) == "-":
-        typer.echo(encode(result).decode())
-    else:
-        print_restore(result)
-    for what, path in (("result", json), ("report", report)):
-        if path is None or str(path) == "-":
-            continue
-        if what == "result":
-            path.write_bytes(encode(result))
-        else:
-            write_restore_report(result, path)
-        words = f"{what}: {path.absolute()}"
-        console.print(words, soft_wrap=True, markup=False, highlight=False)
+def show(outputs: Outputs, console: Console, result: RestoreResult) -> None:
+    """The table, or JSON, on stdout; files as asked, which `console` is told of."""
+    outputs.show(
+        console,
+        encoded=encode(result),
+        table=partial(print_restore, result),
+        report=partial(write_restore_report, result),
+    )

@@ -15,28 +15,29 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from prefetchd import metrics, registry, store_making
 from prefetchd.assembly import Options
 from prefetchd.bench.content import block_names
+from prefetchd.bench.emulation import Emulation, limit_profile
 from prefetchd.bench.replay import ReplayError, Report
 from prefetchd.bench.restore import Pace, RestoreLog, RestoreRun
 from prefetchd.bench.restore_result import RestoreResult, RestoreSettings, run_figures
 from prefetchd.bench.seen import Seen, mark
-from prefetchd.device import Arena, File, StorageDevice
-from prefetchd.devices.limited import Limited
+from prefetchd.core import CoreLimits
 from prefetchd.eviction import EVICTIONS
 from prefetchd.lab.requests import Requests
 from prefetchd.layout import uniform
 from prefetchd.opening import open_runtime
 
-CONTROLS = ("none",)
+CONTROLS = ("resident", "none")
 _RUN_FOLDER = "prefetchd-restore-run"
 _WRITE_BUFFERS = 64
 _TIMEOUT_S = 120.0
+_ALL_KEPT = CoreLimits(filled_share_max=1.0)  # whatever is put stays, written yet or not
+_UNSTORED_MAX = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,24 +48,33 @@ class Plan:
     control: bool
     predictor: str
     lead_ms: float
+    staging_blocks: int
 
 
 def plans(
-    settings: RestoreSettings, predictors: Sequence[str], controls: Sequence[str]
+    settings: RestoreSettings,
+    predictors: Sequence[str],
+    controls: Sequence[str],
 ) -> list[Plan]:
-    """Controls at the first lead, predictors at each. Raises ReplayError, RegistryError."""
+    """Controls at the first lead, predictors at each; `resident` keeps all that was ever put.
+
+    Raises ReplayError, RegistryError.
+    """
     unknown = [name for name in controls if name not in CONTROLS]
     if unknown:
         raise ReplayError(f"no control is called {unknown[0]!r}; there are {', '.join(CONTROLS)}")
     if settings.evict not in EVICTIONS:
-        known = ", ".join(EVICTIONS)
-        raise ReplayError(f"no eviction is called {settings.evict!r}; there are {known}")
-    lead_ms = settings.leads_ms[0]
-    found = [Plan(name, True, "none", lead_ms) for name in CONTROLS if name in controls]
+        policies = ", ".join(EVICTIONS)
+        raise ReplayError(f"no eviction is called {settings.evict!r}; there are {policies}")
+    leads_ms, slots = settings.leads_ms, settings.staging_blocks
+    held = {"resident": settings.blocks, "none": slots}
+    found = [
+        Plan(name, True, "none", leads_ms[0], held[name]) for name in CONTROLS if name in controls
+    ]
     for name in predictors:
         registry.predictor_class(name)
         shown = Path(name).stem if name.endswith(".py") else name
-        found += [Plan(shown, False, name, lead) for lead in settings.leads_ms]
+        found += [Plan(shown, False, name, lead, slots) for lead in leads_ms]
     keys = [(plan.name, plan.lead_ms, plan.control) for plan in found]
     if len(set(keys)) < len(keys):
         raise ReplayError("a predictor or lead is named twice")
@@ -90,17 +100,19 @@ def replay_restore(
     names = np.frombuffer(b"".join(block_names(requests.distinct, settings.seed)), np.uint8)
     logs: dict[Plan, list[RestoreLog]] = {plan: [] for plan in lines}
     seen = Seen("host")
-    runner = _Runner(folder, requests, settings, names.reshape(-1, 16), device, seen)
+    emulation = None
+    if settings.limit_blocks_s:
+        bytes_s = settings.limit_blocks_s * settings.speed * settings.block_bytes
+        emulation = Emulation(limit_profile(bytes_s), inner=device, held=False)
+    names = names.reshape(-1, 16)
+    runner = _Runner(folder, requests, settings, names, emulation or device, seen)
     for number in range(settings.rounds):
         for plan in lines if number % 2 == 0 else reversed(lines):
             report.say(f"round {number + 1}: {plan.name}, {plan.lead_ms:g} ms ahead")
             time.sleep(idle_s)
             logs[plan].append(runner.one(plan, report.steps))
-    described = seen.described()
-    if settings.limit_blocks_s and described.kind == "MEASURED":
-        described = msgspec.structs.replace(described, kind="EMULATED")
     return RestoreResult(
-        device=described,
+        device=seen.described(),
         settings=settings,
         runs=[
             run_figures(
@@ -114,7 +126,7 @@ def replay_restore(
             )
             for plan in lines
         ],
-        notes=_notes(lines, logs),
+        notes=[*_notes(lines, logs), *(emulation.notes() if emulation else ())],
     )
 
 
@@ -128,6 +140,14 @@ def _notes(lines: Sequence[Plan], logs: dict[Plan, list[RestoreLog]]) -> list[st
                 f"CLIENT-BOUND: {plan.name} at {plan.lead_ms:g} ms: the replay itself started one"
                 f" request in a hundred {p99:.0f} ms late or more; use a lower --speed"
             )
+        unstored = sum(log.unstored for log in logs[plan])
+        needed = unstored + sum(int(log.outcomes.sum()) for log in logs[plan])
+        if unstored > _UNSTORED_MAX * needed:
+            notes.append(
+                f"BEHIND: {plan.name} at {plan.lead_ms:g} ms: {unstored / needed:.0%} of the blocks"
+                " to restore had not been put yet when they were needed; use a lower --speed, or"
+                " larger blocks (--group-blocks)"
+            )
     return notes
 
 
@@ -137,27 +157,20 @@ class _Runner:
     requests: Requests
     settings: RestoreSettings
     names: NDArray[np.uint8]
-    device: str
+    device: str | Emulation
     seen: Seen
 
     def one(self, plan: Plan, progress: Callable[[int], None]) -> RestoreLog:
         settings, layout = self.settings, uniform(1, self.settings.block_bytes, name="restore")
-        limited: list[Limited] = []
-
-        def open_limited(files: Sequence[File], arena: Arena, depth: int) -> StorageDevice:
-            inner = registry.storage_device_class(self.device)(files, arena, depth)
-            bytes_s = settings.limit_blocks_s * settings.speed * settings.block_bytes
-            limited.append(Limited(inner, bytes_s, held=False))
-            return limited[0]
-
         options = Options(
-            staging_bytes=settings.staging_blocks * settings.block_bytes,
-            device=open_limited if settings.limit_blocks_s else self.device,
+            staging_bytes=plan.staging_blocks * settings.block_bytes,
+            device=self.device,
             predictor=plan.predictor,
             evict=settings.evict,
             depth=settings.depth,
             write_buffers=_WRITE_BUFFERS,
             demand_timeout_s=_TIMEOUT_S,
+            core=_ALL_KEPT if plan.name == "resident" and plan.control else CoreLimits(),
         )
         pace = Pace(
             lead_ns=int(plan.lead_ms * 1e6 / settings.speed),
@@ -168,8 +181,8 @@ class _Runner:
         store_making.create(self.folder, layout, self.requests.distinct, fill=True)
         try:
             with open_runtime(self.folder, layout, options=options) as runtime:
-                for one in limited:  # from here on: opening is not what is measured
-                    one.held = True
+                if isinstance(self.device, Emulation):
+                    self.device.hold()  # from here on: opening is not what is measured
                 before = mark(runtime)
                 run = RestoreRun(runtime, self.requests, self.names, pace, settings.seed, progress)
                 log = run.run()

@@ -13,7 +13,7 @@ from typing import Any
 from prefetchd.bench.report import embed, save
 from prefetchd.bench.report_figures import Figure, axis
 from prefetchd.bench.report_lines import DECADES_SHARE, DECADES_US
-from prefetchd.bench.restore_result import RestoreResult, RestoreRun, encode
+from prefetchd.bench.restore_result import SIMULATED, RestoreResult, RestoreRun, encode
 from prefetchd.bench.restore_tables import COLUMNS, caption
 
 
@@ -51,9 +51,11 @@ def _header(result: RestoreResult) -> str:
         )
     words = "".join(f"<p class=what>{html.escape(line)}</p>" for line in caption(result))
     notes = [*result.device.notes, *result.notes]
+    notes += [f"{bound.name}: {bound.meaning}" for bound in result.bounds]
+    done = "simulate" if result.schema == SIMULATED else "replay"
     listed = "".join(f"<li>{html.escape(note)}</li>" for note in notes)
     return (
-        f'<header><p class="over">prefetchd replay &middot; restore &middot; '
+        f'<header><p class="over">prefetchd {done} &middot; restore &middot; '
         f'<span class="badge {kind}">{kind}</span></p><h1>{html.escape(said)}.</h1>{words}</header>'
         + (f'<section class="notes"><ul>{listed}</ul></section>' if listed else "")
     )
@@ -99,13 +101,26 @@ def _staged(result: RestoreResult) -> Figure:
             )
     reading = (
         "Share of reusable blocks that were in DRAM at their first need, by how long before its "
-        "start a request was announced (logarithmic). Dashed: no prefetch."
+        "start a request was announced (logarithmic). Dashed: the controls; resident keeps in DRAM "
+        "all that was ever put, none prefetches nothing."
     )
     layout = {
         "height": 380,
         "xaxis": axis("lead (ms, the trace's time)", type="log"),
         "yaxis": axis("staged in time (%)", range=[0, 102]),
     }
+    data += [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "name": html.escape(bound.name),
+            "x": [min(leads), max(leads)],
+            "y": [100 * bound.hit_rate] * 2,
+            "line": {"color": "@muted", "dash": "dot"},
+        }
+        for bound in result.bounds
+        if bound.hit_rate is not None and names
+    ]
     return Figure("staged", "Staged share against lead", reading, data, layout)
 
 

@@ -17,13 +17,17 @@ from numpy.typing import NDArray
 from prefetchd import metrics
 from prefetchd.bench.restore import RestoreLog
 
-SCHEMA: Literal["prefetchd.replay.restore/1"] = "prefetchd.replay.restore/1"
+Schema = Literal["prefetchd.replay.restore/1", "prefetchd.simulate.restore/1"]
+SCHEMA: Schema = "prefetchd.replay.restore/1"
+SIMULATED: Schema = "prefetchd.simulate.restore/1"
 
 
 class RestoreSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Rates and leads are in the trace's own time; `speed` scales all of them together.
 
-    `limit_blocks_s` 0: the device is not limited. `trace_how`: what was done to times and ids.
+    `limit_blocks_s` 0: the device is not limited. `group_blocks`: of the
+    trace, that are one block here.
+    `staging_blocks`: of all runs but `resident`. `trace_how`: what was done to times and ids.
     """
 
     trace: str
@@ -36,11 +40,13 @@ class RestoreSettings(msgspec.Struct, frozen=True, kw_only=True):
     hints: bool
     limit_blocks_s: float
     consume_blocks_s: float
+    group_blocks: int
     speed: float
     evict: str
     depth: int
     rounds: int
     seed: int
+    more: dict[str, str | int | float | bool] = {}
 
 
 class Milliseconds(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,19 +88,23 @@ class RestoreRun(msgspec.Struct, frozen=True, kw_only=True):
     written_bytes: int
     achieved_depth: float | None
     decision_us: metrics.Distribution
-    cpu_share: float
+    cpu_share: float | None
     unstored: int
     failures: dict[str, int]
     verified_pages: int
 
 
 class RestoreResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What a replay or a simulation says; in the latter, figures that only a real clock has are
+    None, and nothing is verified, for no bytes move."""
+
     device: metrics.Device
     settings: RestoreSettings
     runs: list[RestoreRun]
     regime: Literal["restore"] = "restore"
-    schema: Literal["prefetchd.replay.restore/1"] = SCHEMA
+    schema: Schema = SCHEMA
     notes: list[str] = []
+    bounds: list[metrics.Bound] = []
 
 
 def encode(result: RestoreResult) -> bytes:
@@ -110,7 +120,7 @@ def decode(data: bytes) -> RestoreResult:
         return msgspec.json.decode(data, type=RestoreResult)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise metrics.ResultError(
-            f"this is not a restore replay's result ({SCHEMA}): {error}. "
+            f"this is not a restore's result ({SCHEMA} or {SIMULATED}): {error}. "
             "Write one with `prefetchd replay restore TRACE --json FILE`."
         ) from error
 
@@ -177,11 +187,18 @@ def run_figures(
         decision_us=metrics.distribution(
             np.concatenate([np.empty(0), *(after.decision_ns for after in afters)]) / 1e3
         ),
-        cpu_share=sum(log.cpu_ns for log in rounds) / 1e9 / sum(log.seconds for log in rounds),
+        cpu_share=_cpu_share(rounds),
         unstored=sum(log.unstored for log in rounds),
         failures=dict(failures),
         verified_pages=sum(log.verified for log in rounds),
     )
+
+
+def _cpu_share(rounds: Sequence[RestoreLog]) -> float | None:
+    spent = [log.cpu_ns for log in rounds if log.cpu_ns is not None]
+    if len(spent) < len(rounds):
+        return None
+    return metrics.ratio(sum(spent) / 1e9, sum(log.seconds for log in rounds))
 
 
 def staged_share(log: RestoreLog) -> float | None:

@@ -34,7 +34,7 @@ def _part(run: RestoreRun, count: int) -> float | None:
 def caption(result: RestoreResult) -> list[str]:
     """What was run, in lines of words and figures with units."""
     device, settings = result.device, result.settings
-    limit = f"{settings.limit_blocks_s:g}/s" if settings.limit_blocks_s else "not limited"
+    limit = f"{settings.limit_blocks_s:g} blocks/s" if settings.limit_blocks_s else "not limited"
     return [
         f"{result.regime} | {device.name}: {device.engine} on {device.file_system} | {device.kind}",
         f"trace {settings.trace} | {settings.requests:,} requests | {settings.blocks:,} blocks of"
@@ -59,7 +59,13 @@ def print_restore(result: RestoreResult, file: TextIO | None = None) -> None:
     for run in result.runs:
         style = "dim" if run.control else ""
         table.add_row(Text(run.name), *(cell(run) for _, cell in COLUMNS), style=style)
+    for bound in result.bounds:
+        cells = {"staged\n%": share(bound.hit_rate), "miss\n%": share(bound.miss_rate)}
+        shown = (cells.get(heading, "-") for heading, _ in COLUMNS)
+        table.add_row(Text(bound.name), *shown, style="dim")
     console.print(table)
+    for bound in result.bounds:
+        console.print(Text(f"* {bound.name}: {bound.meaning}"))
     for note in [*result.device.notes, *result.notes, *_failures(result)]:
         console.print(Text(f"* {note}"))
 

@@ -52,7 +52,15 @@ class Seen:
         notes = list(self.notes)
         kind: metrics.Kind = "RAM" if self.is_ram else "MEASURED"
         share = None if self.is_ram else cached_share(self.asked_bytes, self.medium_bytes)
-        if share is not None:
+        if not self.asked_bytes:
+            kind = "UNREAD"
+            notes.append(
+                "UNREAD: no run read anything from the device, since all that was asked for lay in "
+                "staging; use less staging"
+            )
+        elif self.device == "emulated":
+            kind = "EMULATED"
+        elif share is not None:
             kind = "CACHED"
             notes.append(
                 f"CACHED: the drive moved only {1 - share:.0%} of the bytes that were read; a "

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from prefetchd.bench.findings import Note, best, labels, notes, order, verdict
-from prefetchd.metrics import Result, Run
+from prefetchd.metrics import Bound, Result, Run
 
 DASH = "-"
 PIPED_COLUMNS = 100
@@ -35,6 +35,7 @@ class Column:
     meaning: str
     cell: Callable[[Run], str]
     rank: int = 0
+    bound: Callable[[Bound], str] = lambda _: DASH
 
     @property
     def heading(self) -> str:
@@ -77,12 +78,14 @@ COLUMNS = (
         "ms",
         "time per output token: mean step time of a round, median over rounds",
         lambda run: number(run.tpot_ms),
+        bound=lambda bound: number(bound.tpot_ms),
     ),
     Column(
         "vs",
         "resident",
         "step time over that of resident, where all pages are in DRAM",
         lambda run: number(run.tpot_ratio),
+        bound=lambda bound: number(bound.tpot_ratio),
     ),
     Column(
         "extra",
@@ -95,24 +98,28 @@ COLUMNS = (
         "%",
         "demanded pages that were there: retained or timely",
         lambda run: share(run.hit_rate),
+        bound=lambda bound: share(bound.hit_rate),
     ),
     Column(
         "late",
         "%",
         "demanded pages whose read was still on its way",
         lambda run: share(run.late_rate),
+        bound=lambda bound: share(bound.late_rate),
     ),
     Column(
         "miss",
         "%",
         "demanded pages that nobody had fetched, or that could not be read",
         lambda run: share(run.miss_rate),
+        bound=lambda bound: share(bound.miss_rate),
     ),
     Column(
         "stalled",
         "%",
         "demands (one layer of one step) that had to wait at all",
         lambda run: share(run.stalled_share),
+        bound=lambda bound: share(bound.stalled_share),
     ),
     Column(
         "latency",
@@ -125,6 +132,7 @@ COLUMNS = (
         "needed",
         "pages read from the device per page demanded",
         lambda run: number(run.prefetch.reads_per_needed),
+        bound=lambda bound: number(bound.reads_per_needed),
         rank=1,
     ),
     Column(
@@ -147,10 +155,11 @@ COLUMNS = (
 def caption(result: Result) -> list[str]:
     """What was run, in four lines of words and figures with units."""
     device, settings = result.device, result.settings
+    where = "" if device.file_system == "none" else f" on {device.file_system}"
     staging = settings.staging_slots * settings.page_bytes
     measured = settings.steps - settings.warmup_steps
     return [
-        f"{result.regime} | {device.name}: {device.engine} on {device.file_system} | {device.kind}",
+        f"{result.regime} | {device.name}: {device.engine}{where} | {device.kind}",
         f"pages handed to GPU device {device.gpu.name}: {device.gpu.engine}",
         f"pages of {size(settings.page_bytes)} | staging {100 * settings.staging_share:g} %"
         f" ({size(staging)})"
@@ -198,6 +207,9 @@ class ReplayTable:
                 style="dim" if run.control else "bold" if run is winner else "",
                 end_section=last_control and not runs[min(position + 1, len(runs) - 1)].control,
             )
+        for bound in self.result.bounds:
+            cells = (column.bound(bound) for column in columns)
+            table.add_row(Text(bound.name), *cells, style="dim italic")
         return table
 
 

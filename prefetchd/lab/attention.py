@@ -1,48 +1,35 @@
-"""Reads recorded decode attention (.npz) and says which pages each step and layer needs.
+"""Recorded decode attention: which pages each step and layer needs, and what is foreseen of them.
 
-Decides what a trace must hold and turns it into batches of page ids. Knows nothing of staging.
-
-Columns: `block_ids` (uint16) and `mass` (float16) [step, layer, KV head, rank], the heaviest token
-blocks by falling attention mass; optionally `hint_ids` and `hint_mass` of the same shape but for
-the ranks, what the model can foresee of a layer when the one before it starts; `prompt_tokens`
-and `block_tokens`.
+Decides how a trace's columns become batches of page ids; what they are is said in
+`prefetchd.lab.trace_schema`. Knows nothing of staging.
 """
 
 from __future__ import annotations
 
-import struct
-import zipfile
-import zlib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from prefetchd.hostinfo import errno_name
+from prefetchd.lab.sources import Source, check_kind, label, trace_source
+from prefetchd.lab.trace_schema import Columns
 from prefetchd.model import Geometry, Ids, PageHint, Scores
 
-_REQUIRED = ("block_ids", "mass")
-_HINTS = ("hint_ids", "hint_mass")
-_ZIP_MAGIC = b"PK"
-_BLOCKS_MAX = 1 << 16  # block ids are uint16
-
-Columns = dict[str, NDArray[np.generic]]
-
-
-class TraceError(Exception):
-    """A trace cannot be used: which file, what is wrong with it, what to do."""
+BlockIds = NDArray[np.uint16] | NDArray[np.uint32]
+_NEEDED = {"block_ids", "mass", "hint_ids", "hint_mass"}
 
 
 @dataclass(frozen=True)
 class AttentionTrace:
-    """One recorded decode. Arrays as described above; hints may be absent."""
+    """One recorded decode. Columns as in `trace_schema`; hints may be absent."""
 
     name: str
-    block_ids: NDArray[np.uint16]
+    block_ids: BlockIds
     mass: NDArray[np.float16]
-    hint_ids: NDArray[np.uint16] | None
+    hint_ids: BlockIds | None
     hint_mass: NDArray[np.float16] | None
     prompt_tokens: int
     block_tokens: int
@@ -90,7 +77,7 @@ class AttentionTrace:
         return (self.prompt_tokens + step) // self.block_tokens
 
 
-def _union(ids: NDArray[np.uint16], mass: NDArray[np.floating]) -> tuple[Ids, Scores]:
+def _union(ids: BlockIds, mass: NDArray[np.floating]) -> tuple[Ids, Scores]:
     blocks, where = np.unique(ids.reshape(-1), return_inverse=True)
     scores = np.zeros(len(blocks), np.float32)
     np.maximum.at(scores, where, mass.reshape(-1).astype(np.float32))
@@ -98,109 +85,35 @@ def _union(ids: NDArray[np.uint16], mass: NDArray[np.floating]) -> tuple[Ids, Sc
 
 
 def read_attention(path: Path) -> AttentionTrace:
-    """Read a trace. Raises TraceError: missing, cut short, foreign, or lacking columns."""
-    columns = _columns(path)
-    lacking = [name for name in _REQUIRED if name not in columns]
-    if lacking:
-        raise TraceError(
-            f"{path} lacks {', '.join(lacking)} (it has {', '.join(sorted(columns))}); "
-            "record it again with attention masses"
-        )
-    _check_shapes(path, columns)
-    hints = all(name in columns for name in _HINTS)
-    for ids, mass in (_REQUIRED, _HINTS) if hints else (_REQUIRED,):
-        _check_values(path, ids, columns[ids])
-        _check_masses(path, mass, columns[mass])
+    """Read a trace of our own format or a raw recording.
+
+    Raises TraceError: missing, cut short, foreign, or lacking columns.
+    """
+    with trace_source(path) as source:
+        header = source.header
+        check_kind(path, header, "decode")
+        columns = _gathered(source)
     return AttentionTrace(
-        name=path.stem,
-        block_ids=columns["block_ids"].astype(np.uint16),
-        mass=columns["mass"].astype(np.float16),
-        hint_ids=columns["hint_ids"].astype(np.uint16) if hints else None,
-        hint_mass=columns["hint_mass"].astype(np.float16) if hints else None,
-        prompt_tokens=_number(path, columns, "prompt_tokens", 0, at_least=0),
-        block_tokens=_number(path, columns, "block_tokens", 16, at_least=1),
+        name=label(header),
+        block_ids=cast("BlockIds", columns["block_ids"]),
+        mass=columns["mass"].astype(np.float16, copy=False),
+        hint_ids=cast("BlockIds | None", columns.get("hint_ids")),
+        hint_mass=columns["hint_mass"].astype(np.float16) if "hint_mass" in columns else None,
+        prompt_tokens=header.prompt_tokens,
+        block_tokens=header.block_tokens,
     )
 
 
-def _columns(path: Path) -> Columns:
-    try:
-        with path.open("rb") as file:
-            magic = file.read(len(_ZIP_MAGIC))
-            if not magic:
-                raise TraceError(f"{path} is empty; get it again")
-            if magic != _ZIP_MAGIC:
-                raise TraceError(
-                    f"{path} is no .npz file (a zip archive of arrays); name a recorded trace"
-                )
-            file.seek(0)
-            with np.load(file, allow_pickle=False) as archive:
-                return {name: archive[name] for name in archive.files}
-    except FileNotFoundError:
-        raise TraceError(f"there is no trace {path}") from None
-    except OSError as error:
-        reason = errno_name(error.errno) if error.errno else str(error)
-        raise TraceError(f"{path} cannot be read: {reason}") from error
-    except _DAMAGE as error:
-        raise TraceError(
-            f"{path} cannot be read as an .npz trace: {error}; it may be cut short, get it again"
-        ) from error
-
-
-# What zipfile, zlib and numpy's header reader raise for bytes that are not as they should be.
-_DAMAGE = (
-    ValueError,
-    TypeError,
-    EOFError,
-    KeyError,
-    IndexError,
-    MemoryError,
-    RuntimeError,
-    struct.error,
-    zipfile.BadZipFile,
-    zlib.error,
-)
-
-
-def _check_shapes(path: Path, columns: Columns) -> None:
-    shapes = {name: columns[name].shape for name in (*_REQUIRED, *_HINTS) if name in columns}
-    for ids, mass in (_REQUIRED, _HINTS):
-        if shapes.get(ids) != shapes.get(mass):
-            raise TraceError(
-                f"{path}: {ids} and {mass} differ in shape, {shapes.get(ids)} and "
-                f"{shapes.get(mass)}; the trace is incomplete"
-            )
-    for ids in ("block_ids", "hint_ids"):
-        if ids in shapes and (len(shapes[ids]) != 4 or 0 in shapes[ids]):
-            raise TraceError(
-                f"{path}: {ids} must be [step, layer, KV head, rank], not of shape {shapes[ids]}"
-            )
-    if "hint_ids" in shapes and shapes["hint_ids"][:3] != shapes["block_ids"][:3]:
-        raise TraceError(
-            f"{path}: hints are for {shapes['hint_ids'][:3]} steps, layers and heads, demands for "
-            f"{shapes['block_ids'][:3]}; the trace is cut short or mixed up"
-        )
-
-
-def _check_values(path: Path, name: str, ids: NDArray[np.generic]) -> None:
-    if not np.issubdtype(ids.dtype, np.integer):
-        raise TraceError(f"{path}: {name} must be whole numbers, not {ids.dtype}")
-    least, most = int(ids.min()), int(ids.max())
-    if least < 0 or most >= _BLOCKS_MAX:
-        raise TraceError(
-            f"{path}: {name} run from {least} to {most}; blocks are numbered 0 to {_BLOCKS_MAX - 1}"
-        )
-
-
-def _check_masses(path: Path, name: str, mass: NDArray[np.generic]) -> None:
-    if not np.issubdtype(mass.dtype, np.floating) or not np.isfinite(mass).all():
-        raise TraceError(f"{path}: {name} must be finite floating-point numbers, not {mass.dtype}")
-
-
-def _number(path: Path, columns: Columns, name: str, default: int, *, at_least: int) -> int:
-    value = columns.get(name, np.array(default))
-    if value.size != 1 or not np.issubdtype(value.dtype, np.integer) or value.item() < at_least:
-        raise TraceError(
-            f"{path}: {name} must be one whole number of at least {at_least}, not "
-            f"{value.tolist()!s:.60}"
-        )
-    return int(value.item())
+def _gathered(source: Source) -> Columns:
+    """All rows of what a replay needs, put into place as they are read."""
+    whole: Columns = {}
+    row = 0
+    for chunk in source.chunks():
+        count = len(chunk["block_ids"])
+        for name in _NEEDED & chunk.keys():
+            values = chunk[name]
+            if name not in whole:
+                whole[name] = np.empty((source.header.length, *values.shape[1:]), values.dtype)
+            whole[name][row : row + count] = values
+        row += count
+    return whole

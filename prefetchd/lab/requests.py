@@ -1,30 +1,23 @@
 """Recorded request traffic: which blocks each request of a conversation or session needs, and when.
 
-Decides how the two public formats become one workload: ids made global, sub-agents placed in time,
-bursts of coarse timestamps spread. Reads line by line and refuses to guess: a line that cannot be
-used is told by its number. Knows no runtime, device or clock.
+Decides how a trace's columns become one workload in memory; what formats there are is known to
+`prefetchd.lab.sources`. Knows no runtime, device or clock.
 """
 
 from __future__ import annotations
 
-import gzip
-import zlib
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from prefetchd.lab.attention import TraceError
-from prefetchd.model import Ids
+from prefetchd.lab.sources import Source, check_kind, label, trace_source
+from prefetchd.lab.trace_format import TraceError
+from prefetchd.lab.trace_schema import Columns
+from prefetchd.model import NO_IDS, Ids
 
-SESSION_GAP_NS = 30_000_000_000
-"""Sessions tell only their own time: one starts so long after another."""
-_BURST_MEAN = 1.5  # requests per distinct timestamp, above which timestamps are coarse
-_Raw = tuple[int, Ids, int, str, int]  # arrival ns, blocks, session, stop reason, think ns
+_DENSE = 4  # ids up to so many times their count need no sorting to be numbered anew
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +27,7 @@ class Requests:
     Request i needs `blocks[starts[i] : starts[i + 1]]`, in prefix order. `arrival_ns` rises from 0;
     `think_ns`: idle time of its session before it; `stops`: why it ended, "" where not told;
     `quantum_ns`: what timestamps were rounded to, 0 if they were not; `how`: what was done to the
-    times and ids, in words.
+    times and ids, in words. Optional columns are those of `trace_schema`.
     """
 
     name: str
@@ -46,6 +39,10 @@ class Requests:
     think_ns: NDArray[np.int64]
     quantum_ns: int
     how: str
+    block_tokens: int = 0
+    input_tokens: NDArray[np.int64] | None = None
+    output_tokens: NDArray[np.int64] | None = None
+    agent: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.arrival_ns)
@@ -78,179 +75,82 @@ class Requests:
         )
 
 
-def read_requests(path: Path, limit: int | None = None) -> Requests:
-    """The first `limit` requests of a conversation trace or of coding-agent sessions.
+def read_requests(path: Path, limit: int | None = None, group: int = 1) -> Requests:
+    """The first `limit` requests of a restore trace: our own format, or a raw one with blocks.
 
-    JSON lines, gzipped if the name ends in .gz. Raises TraceError.
+    `group` blocks of the trace that follow each other become one, as in a store of larger blocks;
+    what is left at the end of a request is dropped, since only full blocks are shared. Raises
+    TraceError.
     """
-    lines = _lines(path)
-    first = next(lines, None)
-    if first is None:
-        raise TraceError(f"trace {path} is empty; name a file with a request or session a line")
-    kinds: tuple[tuple[str, Callable[..., Requests]], ...] = (
-        ("hash_ids", _conversation),
-        ("requests", _sessions),
-    )
-    for column, reader in kinds:
-        if column in first[1]:
-            return reader(path, _with(first, lines), limit)
-    raise TraceError(
-        f"trace {path}, line 1 has neither hash_ids (a conversation trace) nor requests (coding-"
-        f"agent sessions), but {', '.join(list(first[1])[:6]) or 'nothing'}; name another file"
-    )
-
-
-_Line = tuple[int, dict[str, Any]]
-
-
-def _with(first: _Line, rest: Iterator[_Line]) -> Iterator[_Line]:
-    yield first
-    yield from rest
-
-
-def _lines(path: Path) -> Iterator[_Line]:
-    """Line number and object. Whatever is wrong with the file is told with its place."""
-    number = 0
-    try:
-        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                yield number, msgspec.json.decode(line, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise TraceError(
-            f"trace {path}, line {number} is no JSON object of a request trace: {error}"
-        ) from error
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise TraceError(
-            f"trace {path} is cut short or no gzip file (after line {number}): {error}"
-        ) from error
-    except IsADirectoryError as error:
-        raise TraceError(f"trace {path} is a folder; name a file in it") from error
-    except OSError as error:
-        raise TraceError(f"trace {path} cannot be read: {error.strerror}") from error
-
-
-def _conversation(path: Path, lines: Iterator[_Line], limit: int | None) -> Requests:
-    raw: list[_Raw] = []
-    for number, line in lines:
-        try:
-            at_ns = int(float(line["timestamp"]) * 1e6)
-            raw.append((at_ns, _ids(line["hash_ids"]), len(raw), "", 0))
-        except (KeyError, TypeError, ValueError) as error:
-            raise _bad(path, number, error) from error
-        if limit is not None and len(raw) == limit:
-            break
-    times = np.array([one[0] for one in raw], np.int64)
-    order = np.argsort(times, kind="stable")
-    spread, quantum_ns = spread_bursts(times[order])
-    words = "block ids are the trace's own, numbered anew"
-    if quantum_ns:
-        words += f"; bursts spread evenly over the timestamps' quantum of {quantum_ns / 1e9:g} s"
-    raw = [raw[place] for place in order.tolist()]
-    return _requests(path, spread, raw, quantum_ns, words)
-
-
-def spread_bursts(times_ns: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
-    """Requests that share a coarse timestamp, set evenly apart over its quantum.
-
-    `times_ns` rises. Timestamps are coarse where more than 1.5 requests share one on average; the
-    quantum is the median step between them. Returns the times and the quantum (0: left alone).
-    """
-    distinct, first, counts = np.unique(times_ns, return_index=True, return_counts=True)
-    if len(distinct) < 2 or len(times_ns) / len(distinct) <= _BURST_MEAN:
-        return times_ns, 0
-    quantum_ns = int(np.median(np.diff(distinct)))
-    place = np.arange(len(times_ns)) - np.repeat(first, counts)
-    room = np.minimum(np.append(np.diff(distinct), quantum_ns), quantum_ns)
-    shift = place * np.repeat(room, counts) // np.repeat(counts, counts)
-    return times_ns + shift, quantum_ns
-
-
-def _sessions(path: Path, lines: Iterator[_Line], limit: int | None) -> Requests:
-    raw: list[_Raw] = []
-    base = 0
-    for place, (number, line) in enumerate(lines):
-        start_ns = place * SESSION_GAP_NS
-        if limit is not None and len(raw) >= limit and _latest(raw, limit) < start_ns:
-            break  # what is still to come arrives later than all that is asked for
-        try:
-            highest = 0
-            for at_s, request in _flat(line["requests"], 0.0):
-                blocks = _runs(request["hash_runs"])
-                highest = max(highest, int(blocks.max(initial=-1)) + 1)
-                stop = str(request.get("stop") or "")
-                think_ns = int(float(request.get("think_time") or 0) * 1e9)
-                raw.append((start_ns + int(at_s * 1e9), blocks + base, place, stop, think_ns))
-        except (KeyError, TypeError, ValueError) as error:
-            raise _bad(path, number, error) from error
-        base += highest
-    raw.sort(key=lambda one: one[0])
-    raw = raw[:limit]
-    times = np.array([one[0] for one in raw], np.int64)
-    words = (
-        f"block ids made global, session by session; sessions begin {SESSION_GAP_NS / 1e9:g} s "
-        "after one another, since they tell only their own time"
-    )
-    return _requests(path, times, raw, 0, words)
-
-
-def _latest(raw: list[_Raw], limit: int) -> int:
-    return sorted(one[0] for one in raw)[limit - 1]
-
-
-def _flat(requests: Any, start_s: float) -> Iterator[tuple[float, dict[str, Any]]]:
-    """The requests of a session and of its sub-agents, whose times are relative to their marker."""
-    for request in requests:
-        at_s = start_s + float(request["t"])
-        if request["type"] == "subagent":
-            yield from _flat(request["requests"], at_s)
-        else:
-            yield at_s, request
-
-
-def _runs(runs: Any) -> Ids:
-    """[[first id, count], ...] as ids, each once."""
-    pairs = np.array(runs, np.int64).reshape(-1, 2)
-    if (pairs < 0).any():
-        raise ValueError(f"hash_runs {runs!r:.60} hold a negative number")
-    return _once(np.concatenate([np.empty(0, np.int64), *(a + np.arange(n) for a, n in pairs)]))
-
-
-def _ids(ids: Any) -> Ids:
-    blocks = np.array(ids, np.int64).reshape(-1)
-    if len(blocks) and blocks.min() < 0:
-        raise ValueError(f"hash_ids hold {blocks.min()}")
-    return _once(blocks)
-
-
-def _once(blocks: Ids) -> Ids:
-    """A block stands in a chain once; a second time would be a chain that eats its tail."""
-    _, first = np.unique(blocks, return_index=True)
-    return blocks if len(first) == len(blocks) else blocks[np.sort(first)]
-
-
-def _bad(path: Path, number: int, error: Exception) -> TraceError:
-    what = f"has no {error.args[0]}" if isinstance(error, KeyError) else f"cannot be used: {error}"
-    return TraceError(f"trace {path}, line {number} {what}")
-
-
-def _requests(
-    path: Path, times_ns: NDArray[np.int64], raw: list[_Raw], quantum_ns: int, how: str
-) -> Requests:
-    every = np.concatenate([np.empty(0, np.int64), *(one[1] for one in raw)])
-    if not len(every):
+    with trace_source(path, limit=limit) as source:
+        header = source.header
+        check_kind(path, header, "restore")
+        columns = _gathered(source, limit)
+    if not len(columns.get("blocks", NO_IDS)):
         raise TraceError(f"trace {path} names no block at all")
-    _, first, where = np.unique(every, return_index=True, return_inverse=True)
+    sizes = columns["sizes"]
+    load = Requests(
+        name=label(header),
+        arrival_ns=columns["arrival_ns"] - columns["arrival_ns"][0],
+        starts=np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)]),
+        blocks=_by_first_need(columns["blocks"]),
+        session=columns["session"],
+        stops=tuple(header.stops[code] for code in columns["stop"].tolist()),
+        think_ns=columns["think_ns"],
+        quantum_ns=header.quantum_ns,
+        how=f"{header.how}; blocks numbered anew",
+        block_tokens=header.block_tokens,
+        input_tokens=columns.get("input_tokens"),
+        output_tokens=columns.get("output_tokens"),
+        agent=columns.get("agent"),
+    )
+    return load if group == 1 else _grouped(load, group, path)
+
+
+def _grouped(load: Requests, group: int, path: Path) -> Requests:
+    """An id names its whole prefix, so the last one of a group names the group."""
+    chains = [load.chain(number)[group - 1 :: group] for number in range(len(load))]
+    blocks = np.concatenate(chains)
+    if not len(blocks):
+        raise TraceError(f"trace {path}: no request has {group} blocks that could be one")
+    sizes = np.array([len(chain) for chain in chains], np.int64)
+    return replace(
+        load,
+        starts=np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)]),
+        blocks=_by_first_need(blocks),
+        block_tokens=load.block_tokens * group,
+        how=f"{load.how}; every {group} blocks of a request are one",
+    )
+
+
+def _gathered(source: Source, limit: int | None) -> dict[str, NDArray[np.int64]]:
+    """The columns of the first `limit` rows."""
+    chunks: list[Columns] = []
+    rows = 0
+    for chunk in source.chunks():
+        chunks.append(head(chunk, None if limit is None else limit - rows))
+        rows += len(chunk["arrival_ns"])
+        if limit is not None and rows >= limit:
+            break
+    names = chunks[0] if chunks else ()
+    return {
+        name: np.concatenate([chunk[name] for chunk in chunks]).astype(np.int64, copy=False)
+        for name in names
+    }
+
+
+def head(columns: Columns, rows: int | None) -> Columns:
+    """The first rows of a chunk of requests."""
+    blocks = int(columns["sizes"][:rows].sum())
+    return {name: one[: blocks if name == "blocks" else rows] for name, one in columns.items()}
+
+
+def _by_first_need(blocks: NDArray[np.int64]) -> Ids:
+    """The same blocks numbered 0 up in the order of their first need."""
+    if int(blocks.max()) >= _DENSE * len(blocks):
+        blocks = np.unique(blocks, return_inverse=True)[1]
+    first = np.full(int(blocks.max()) + 1, len(blocks), np.int64)
+    first[blocks[::-1]] = np.arange(len(blocks) - 1, -1, -1)  # of equal places the last one stays
     rank = np.empty(len(first), np.int64)
     rank[np.argsort(first, kind="stable")] = np.arange(len(first))
-    sizes = np.array([len(one[1]) for one in raw], np.int64)
-    return Requests(
-        name=path.name.split(".")[0],
-        arrival_ns=times_ns - times_ns[0],
-        starts=np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)]),
-        blocks=rank[where],
-        session=np.array([one[2] for one in raw], np.int64),
-        stops=tuple(one[3] for one in raw),
-        think_ns=np.array([one[4] for one in raw], np.int64),
-        quantum_ns=quantum_ns,
-        how=how,
-    )
+    return rank[blocks]

@@ -1,7 +1,7 @@
 """The core on a modelled drive under a virtual clock: what `engine` and `driver` are in real time.
 
 Decides the order of what happens: completions by their time, in order of submission where that is
-equal; idle turns as soon as nothing else is due, each after `decision_ns`. Holds no policy: the
+equal; hints and idle turns once a core is free that decides. Holds no policy: the
 core is the very one that runs live. Moves no bytes, reads no clock and draws no random number but
 the drive's own, so a run repeats exactly.
 """
@@ -40,6 +40,10 @@ _NEVER_NS = 1 << 62
 _WRITES = int(IoClass.WRITE_BACK)
 
 
+# When it ends, its number, slot, generation, whether it is read, and who is told of a write.
+_Flying = tuple[int, int, int, int, bool, Callable[[], None] | None]
+
+
 @dataclass(slots=True)
 class _Batch:
     """Operations of one command that wait for the drive to have room; `slots` None: of a write."""
@@ -66,8 +70,8 @@ class _Batch:
 
 class VirtualEngine:
     """`on_ready` is told of every answered demand. `depth`: operations that the drive is given at
-    once. `decision_ns`: what a hint or an idle turn takes before it is acted on. `record` sees
-    every event with its time and the commands that came of it."""
+    once. `decision_ns`: what a hint or an idle turn takes, on one of so many `cores`, before it is
+    acted on. `record` sees every event with its time and the commands that came of it."""
 
     def __init__(
         self,
@@ -78,6 +82,7 @@ class VirtualEngine:
         page_bytes: int,
         depth: int = 128,
         decision_ns: int = 0,
+        cores: int = 1,
         record: Record | None = None,
     ) -> None:
         self.core = core
@@ -92,12 +97,12 @@ class VirtualEngine:
         self._depth_max = depth
         self._decision_ns = decision_ns
         self._record = record
-        self._plan_wanted = False
+        self._plan_since_ns = _NEVER_NS  # since when an idle turn is wanted
         self._hints: deque[tuple[int, Hint]] = deque()  # given when, in order
-        self._decider_free_ns = 0
+        self._cores_free_ns = [0] * cores  # a heap
         self._look_ns = 0
         self._waiting: list[deque[_Batch]] = [deque() for _ in IoClass]
-        self._flying: list[tuple[int, int, int, int, Callable[[], None] | None]] = []
+        self._flying: list[_Flying] = []
         self._submitted = 0
 
     # --- what a caller does at the present time ---
@@ -113,7 +118,7 @@ class VirtualEngine:
             elif isinstance(command, Ready):
                 self._on_ready(command)
             elif isinstance(command, PlanSoon):
-                self._plan_wanted = True
+                self._plan_since_ns = min(self._plan_since_ns, self.now_ns)
             elif isinstance(command, Cancel):
                 self._cancel(command)
         self._start()
@@ -150,9 +155,9 @@ class VirtualEngine:
         due_ns, act = _NEVER_NS, self._complete
         if self._flying:
             due_ns = self._flying[0][0]
-        if self._hints or self._plan_wanted:
-            given_ns = self._hints[0][0] if self._hints else self.now_ns
-            at_ns = max(given_ns, self._decider_free_ns) + self._decision_ns
+        given_ns = self._hints[0][0] if self._hints else self._plan_since_ns
+        if given_ns < _NEVER_NS:
+            at_ns = max(given_ns, self._cores_free_ns[0]) + self._decision_ns
             if at_ns < due_ns:
                 due_ns, act = at_ns, self._decide
         core = self.core
@@ -163,7 +168,7 @@ class VirtualEngine:
         return due_ns, act
 
     def _decide(self) -> None:
-        self._decider_free_ns = self.now_ns
+        heapq.heapreplace(self._cores_free_ns, self.now_ns)
         self.decisions += 1
         if self._hints:
             self.handle(Hinted(self._hints.popleft()[1]))
@@ -171,7 +176,7 @@ class VirtualEngine:
             self._look()
 
     def _look(self) -> None:
-        self._plan_wanted = False
+        self._plan_since_ns = _NEVER_NS
         self._look_ns = self.now_ns
         self.handle(Idle())
 
@@ -186,6 +191,8 @@ class VirtualEngine:
 
     def _start(self) -> None:
         """Give the drive what waits, by class, as far as its depth allows."""
+        if not any(self._waiting):
+            return
         begun = False
         for queue in self._waiting:
             while queue and (room := self._depth_max - len(self._flying)) > 0:
@@ -205,43 +212,38 @@ class VirtualEngine:
             ends.tolist(), slots.tolist(), batch.generations.tolist(), strict=True
         ):
             self._submitted += 1
-            entry = (end_ns, self._submitted, slot, generation, batch.told)
+            entry = (end_ns, self._submitted, slot, generation, True, batch.told)
             heapq.heappush(self._flying, entry)
 
     def _complete(self) -> None:
         """Take note of all that ends at this time."""
-        slots, generations, written = [], [], []
+        slots, generations, read, written = [], [], [], []
         while self._flying and self._flying[0][0] <= self.now_ns:
-            _, _, slot, generation, told = heapq.heappop(self._flying)
+            _, _, slot, generation, is_read, told = heapq.heappop(self._flying)
             if told:
                 written.append(told)
             else:
                 slots.append(slot)
                 generations.append(generation)
+                read.append(is_read)
         self.depth.note(len(self._flying), self.now_ns)
         if slots:
-            good = np.ones(len(slots), np.bool_)
-            self.handle(Completed(np.array(slots), np.array(generations), good))
+            self.handle(Completed(np.array(slots), np.array(generations), np.array(read)))
         for told in written:
             told()
         self._start()
 
     def _cancel(self, command: Cancel) -> None:
         """What waits still ends unread, and is told at once; what the drive has ends in time."""
-        gone = []
         for queue in self._waiting[:_WRITES]:
             for batch in queue:
                 assert batch.slots is not None
                 cancelled = np.isin(batch.slots, command.slots)
-                for slot, generation in zip(
-                    batch.slots[cancelled].tolist(),
-                    batch.generations[cancelled].tolist(),
-                    strict=True,
-                ):
-                    gone.append((self.now_ns, slot, generation))
+                slots, generations = batch.slots[cancelled], batch.generations[cancelled]
+                for slot, generation in zip(slots.tolist(), generations.tolist(), strict=True):
+                    self._submitted += 1
+                    entry = (self.now_ns, self._submitted, slot, generation, False, None)
+                    heapq.heappush(self._flying, entry)
                 batch.slots = batch.slots[~cancelled]
                 batch.lengths = batch.lengths[~cancelled]
                 batch.generations = batch.generations[~cancelled]
-        for at_ns, slot, generation in gone:
-            self._submitted += 1
-            heapq.heappush(self._flying, (at_ns, self._submitted, slot, generation, None))

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from prefetchd.lab.attention import AttentionTrace, TraceError
+from prefetchd.lab.attention import AttentionTrace
+from prefetchd.lab.trace_format import TraceError
 from prefetchd.model import ChainHint, Geometry, Ids, Mask, PageHint, Scores
 
 _WINDOW_BLOCKS = 64  # far pages are neither the sink nor in the last 1,024 tokens

@@ -98,13 +98,15 @@ class Runtime:
         stamps: Stamps | None = None,
         request: int = 0,
         scores: Scores | None = None,
+        once: bool = False,
         timeout_s: float | None = None,
     ) -> Ticket:
         """Ask for pages (int64, distinct) now; they stay in staging until the ticket is released.
 
         A page of a block that is gone, or not there yet, is missing at once. `stamps` (int64, one a
         page): of the blocks that are meant, from `find`; a page whose block has another in its
-        place is then missing, too.
+        place is then missing, too. `once`: part of a pass over more than staging holds; what had to
+        be read leaves at release, what is here stays, and no predictor learns from it.
 
         Raises ValueError for repeated or impossible ids, or more than staging can hold at once.
         """
@@ -122,7 +124,9 @@ class Runtime:
                     scores = scores[ticket.fresh]
                 deadline_ns = engine.clock() + timeout_ns
                 try:
-                    engine.handle(Demanded(ticket.number, asked, deadline_ns, request, scores))
+                    engine.handle(
+                        Demanded(ticket.number, asked, deadline_ns, request, scores, once)
+                    )
                 except BaseException:
                     self._tickets.pop(ticket.number, None)
                     raise

@@ -1,54 +1,32 @@
 """One sequence's KV in pages: the newest tokens in memory, whole blocks in a runtime.
 
-Decides what is kept in memory (sinks, a recent window, what is not stored yet), when blocks are
-sealed and which pages are demanded ahead. Refuses to know models and attention: it is given keys
-and values layer by layer and gives them back.
-
-A forward pass visits the layers in order. Its far blocks are the same for every layer, so a layer's
-pages are demanded while the layers before it compute: nothing is guessed. Bytes can only be those
-that were put: every demand carries the stamps of its blocks, and a page that cannot be had is an
-error before it is a token.
+Decides when blocks are sealed and what a layer's attention is given. Refuses to know models and
+attention: it is given keys and values layer by layer and gives them back.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from prefetchd.adapters.far import Far
+from prefetchd.adapters.near import Near
+from prefetchd.adapters.pages import KvLost, Shape
 from prefetchd.adapters.selection import Selector
-from prefetchd.model import NO_IDS, Ids, PageHint
+from prefetchd.model import Slots
 from prefetchd.runtime import Runtime
-from prefetchd.tickets import PutTicket, Ticket
+from prefetchd.tickets import PutTicket
 
-
-class KvLost(Exception):  # noqa: N818  (an answer: these tokens must be computed again)
-    """Pages of a sequence cannot be had, so its next token cannot be computed: which, and why."""
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """One page holds `block_tokens` tokens of one layer: [key or value, head, token, dimension]."""
-
-    layers: int
-    heads: int
-    head_dim: int
-    block_tokens: int
-    dtype: torch.dtype
-
-    @property
-    def page_bytes(self) -> int:
-        return 2 * self.heads * self.block_tokens * self.head_dim * self.dtype.itemsize
+Pair = tuple[torch.Tensor, torch.Tensor]
+"""Keys and values, [head, token, dimension] each."""
 
 
 class PagedSequence:
     """`keys`: from tokens to the keys of their whole blocks. `window_blocks`: so many of the newest
-    whole blocks stay in memory, and the first `sink_blocks`. `ahead`: layers whose pages are
-    demanded before it is their turn. `selector`: chooses the far blocks that single tokens read;
-    without it they read all. Batches of one only."""
+    whole blocks stay in memory, and the first `sink_blocks`. `selector`: chooses the far blocks
+    that single tokens read; without it they read all. Batches of one only."""
 
     def __init__(
         self,
@@ -56,251 +34,143 @@ class PagedSequence:
         shape: Shape,
         keys: Callable[[list[int]], list[bytes]],
         *,
-        window_blocks: int = 4,
+        window_blocks: int = 2,
         sink_blocks: int = 1,
-        ahead: int = 3,
         selector: Selector | None = None,
     ) -> None:
-        self.selector = selector
         self.runtime = runtime
         self.shape = shape
+        self.selector = selector
         self.tokens: list[int] = []
-        self.blocks: Ids = NO_IDS
-        """Where the sealed blocks are in the store, in order; their `stamps` likewise."""
-        self.stamps: Ids = NO_IDS
+        self.near = Near(shape, sink_blocks)
+        self.far = Far(runtime, shape, sink_blocks)
         self._keys = keys
         self._window = window_blocks
         self._sinks = sink_blocks
-        self._ahead = ahead
-        self._staged = _staged(runtime, shape)
-        self._lengths = [0] * shape.layers
-        self._base = 0  # tokens before it are far: only the store has them
-        self._recent = self._room(0)
-        self._sink = self._room(sink_blocks * shape.block_tokens)
-        self._full = torch.empty(0)
-        self._tickets: dict[int, Ticket] = {}
+        self._full = shape.room(0)
         self._puts: list[tuple[int, PutTicket]] = []  # first block of each put
         self._sealed = 0
 
     def length(self, layer: int = 0) -> int:
-        return self._lengths[layer]
+        return self.near.lengths[layer]
 
     # --- a forward pass ---
 
-    def append(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """New tokens of one layer: [head, token, dimension] each."""
-        start, count = self._lengths[layer] - self._base, keys.shape[1]
-        if start + count > self._recent.shape[3]:
-            self._grow(start + count)
-        self._recent[layer, 0, :, start : start + count] = keys
-        self._recent[layer, 1, :, start : start + count] = values
-        self._lengths[layer] += count
-
-    def whole(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of all tokens so far: [head, token, dimension], valid until the next
-        call. Raises KvLost."""
-        dense = self.selector is None
-        if self.far:
-            self._demand(layer, wrap=dense)
-            ticket = self._arrived(layer, self._tickets.pop(layer))
+    def whole(self, layer: int) -> Pair:
+        """Keys and values of all tokens so far, valid until the next call. Raises KvLost,
+        ValueError when staging is too small for that."""
+        far = self.far
+        if far.count:
+            full = self._assembled(layer, far.all_of(layer))
+            far.passed(layer)
         else:
-            ticket = None
-        full = self._assembled(layer, ticket)
-        if self.selector and (known := self.selector.known(layer)) < self.far:
-            self.selector.add(
-                layer, self._blocks_of(full[0], self._sinks + known, self._sinks + self.far)
-            )
+            full = self._assembled(layer)
+        if self.selector and (known := self.selector.known(layer)) < far.count:
+            blocks = slice(self._sinks + known, self._sinks + far.count)
+            self.selector.add(layer, self._blocks(full[0])[:, blocks])
         self._passed(layer)
-        if dense:
-            self._demand(layer + 1, wrap=True)
-        return full[0], full[1]
+        return full[0].transpose(0, 1), full[1].transpose(0, 1)
 
-    def chosen(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def chosen(self, layer: int) -> Pair:
         """The same of sinks, chosen far blocks and the newest tokens, for a single new one."""
         assert self.selector is not None
-        places, mass = self.selector.choose(layer)
-        blocks = self._sinks + places
-        pages = self.blocks[blocks] * self.shape.layers + layer
-        ticket = self.runtime.demand(pages, stamps=self.stamps[blocks], scores=mass)
-        full = self._assembled(layer, self._arrived(layer, ticket))
+        with self.far.choose(layer, *self.selector.choose(layer)) as ticket:
+            full = self._assembled(layer, ticket.slots)
         self._passed(layer)
-        return full[0], full[1]
-
-    @property
-    def far(self) -> int:
-        """Blocks that only the runtime has."""
-        return max(0, self._base // self.shape.block_tokens - self._sinks)
-
-    @property
-    def selects(self) -> bool:
-        """Whether the next single token can do with chosen blocks, in every layer."""
-        return self.selector is not None and self.far > 0
+        return full[0].transpose(0, 1), full[1].transpose(0, 1)
 
     def ready(self, layer: int) -> bool:
         """Whether this layer's far blocks are summed up, so that they can be chosen from."""
-        return self.selector is not None and 0 < self.far == self.selector.known(layer)
+        return self.selector is not None and 0 < self.far.count == self.selector.known(layer)
 
     def foreseen(self, layer: int, query: torch.Tensor) -> None:
         """Tell the runtime what a layer will probably need, by a query foreseen of it."""
         if self.selector and self.selector.sparse.hints and self.ready(layer):
-            places, mass = self.selector.foresee(layer, query)
-            pages = self.blocks[self._sinks + places] * self.shape.layers + layer
-            self.runtime.hint(PageHint(pages, mass))
+            self.far.hint(layer, *self.selector.foresee(layer, query))
 
-    def _assembled(self, layer: int, ticket: Ticket | None) -> torch.Tensor:
-        """[key or value, head, token, dimension]: sinks, a ticket's pages, the newest tokens."""
-        size = self.shape.block_tokens
-        sinks = min(self._sinks * size, self._base)
-        end = sinks + (len(ticket.slots) * size if ticket else 0)
-        near = self._lengths[layer] - self._base
-        full = self._buffer(end + near)[:, :, : end + near]
-        full[:, :, :sinks] = self._sink[layer, :, :, :sinks]
-        full[:, :, end:] = self._recent[layer, :, :, :near]
-        if ticket:
-            self._gather(ticket, full, sinks)
-            ticket.release()
+    def _assembled(self, layer: int, slots: Slots | None = None) -> torch.Tensor:
+        """[key or value, token, head, dimension]: sinks, pages in `slots`, the newest tokens."""
+        sinks, recent = self.near.sinks(layer), self.near.recent(layer)
+        start = sinks.shape[1]
+        end = start + (0 if slots is None else len(slots) * self.shape.block_tokens)
+        full = self._buffer(end + recent.shape[1])
+        full[:, :start] = sinks
+        full[:, end:] = recent
+        if slots is not None:
+            self.far.gather(slots, full[:, start:end])
         return full
 
-    def _passed(self, layer: int) -> None:
-        if layer == self.shape.layers - 1:
-            self._seal()
+    def _buffer(self, tokens: int) -> torch.Tensor:
+        if self._full.shape[1] < tokens:
+            size = self.shape.block_tokens
+            self._full = self.shape.room(-(-tokens // size) * size)
+        return self._full[:, :tokens]
 
-    def _blocks_of(self, tokens: torch.Tensor, first: int, last: int) -> torch.Tensor:
-        """[head, block, token, dimension] of blocks of [head, token, dimension]."""
+    def _blocks(self, tokens: torch.Tensor) -> torch.Tensor:
+        """[head, block, token, dimension] of the whole blocks of [token, head, dimension]."""
         size = self.shape.block_tokens
-        return tokens[:, first * size : last * size].unflatten(1, (last - first, size))
+        whole = tokens[: len(tokens) // size * size]
+        return whole.unflatten(0, (-1, size)).permute(2, 0, 1, 3)
 
-    def _gather(self, ticket: Ticket, full: torch.Tensor, at: int) -> None:
-        slots = torch.from_numpy(ticket.slots)
-        end = at + len(slots) * self.shape.block_tokens
-        for half in range(2):
-            for head in range(self.shape.heads):
-                rows = full[half, head, at:end].view(len(slots), -1)
-                torch.index_select(self._staged[:, half, head], 0, slots, out=rows)
-
-    # --- far pages ---
-
-    def _demand(self, layer: int, *, wrap: bool) -> None:
-        """Ask for the pages of this layer and of some after it; with `wrap` also of the first ones,
-        for the pass to come."""
-        if not self.far:
+    def _passed(self, layer: int) -> None:
+        if layer < self.shape.layers - 1:
             return
-        layers = self.shape.layers
-        for turn in range(layer, layer + 1 + self._ahead):
-            if turn % layers not in self._tickets and (wrap or turn < layers):
-                blocks = slice(self._sinks, self._sinks + self.far)
-                pages = self.blocks[blocks] * layers + turn % layers
-                ticket = self.runtime.demand(pages, stamps=self.stamps[blocks])
-                self._tickets[turn % layers] = ticket
-
-    def _arrived(self, layer: int, ticket: Ticket) -> Ticket:
-        ticket.wait()
-        if ticket.missing.any():
-            lost = ticket.pages[ticket.missing][0] // self.shape.layers
-            place = int(np.flatnonzero(self.blocks == lost)[0])
-            ticket.release()
-            self.release()
-            first = place * self.shape.block_tokens
-            raise KvLost(
-                f"{int(ticket.missing.sum())} pages of layer {layer} cannot be had, the first of "
-                f"tokens {first}-{first + self.shape.block_tokens - 1}: the store lost them or its "
-                "drive does not answer (see the log and Runtime.stats().failures). Begin a new "
-                "cache: what is whole is found again, the rest is computed anew"
-            )
-        return ticket
+        self._seal()
+        if self.selector is None:
+            self.far.ask_first()
+        else:
+            self.far.release()
 
     def release(self) -> None:
         """Give back what is pinned; the sequence may go on."""
-        for ticket in self._tickets.values():
-            ticket.release()
-        self._tickets.clear()
+        self.far.release()
 
     # --- sealing ---
 
     def _seal(self) -> None:
         """At the end of a pass: store the blocks that are full, forget those that are stored."""
         size = self.shape.block_tokens
-        full = self._lengths[-1] // size
+        full = self.length() // size
         if full > self._sealed:
-            names = self._keys(self.tokens[: full * size])[self._sealed : full]
-            pages = self._pages(self._sealed, full)
-            self._puts.append((self._sealed, self.runtime.put(names, pages, durability="fast")))
+            names = self._keys(self.tokens[: full * size])
+            for number in range(self._sealed, full):
+                pages = self.near.block(number)
+                put = self.runtime.put(names[number : number + 1], pages, durability="fast")
+                self._puts.append((number, put))
             self._sealed = full
         keep = max(0, full - self._window)
-        if keep * size > self._base:
+        if keep * size > self.near.base:
             self._stored(keep)
-            self._forget(keep * size)
-
-    def _pages(self, first: int, last: int) -> np.ndarray[tuple[int, int, int], np.dtype[np.uint8]]:
-        """Bytes of whole blocks: (blocks, layers, page_bytes)."""
-        size, shape = self.shape.block_tokens, self.shape
-        span = self._recent[:, :, :, first * size - self._base : last * size - self._base]
-        blocks = span.unflatten(3, (last - first, size)).permute(3, 0, 1, 2, 4, 5).contiguous()
-        return blocks.view(torch.uint8).view(last - first, shape.layers, -1).numpy()
+            self._sum_up(keep)
+            self.near.forget(keep * size)
+            self.far.count = max(0, keep - self._sinks)
 
     def _stored(self, keep: int) -> None:
-        """Wait until the first `keep` blocks can be had from the runtime."""
+        """Wait until the first `keep` blocks can be had from the runtime. Raises KvLost."""
         while self._puts and self._puts[0][0] < keep:
             first, put = self._puts.pop(0)
             blocks, stamps = put.blocks, put.stamps
             if put.failures or put.refused:
                 why = put.failures[0] if put.failures else "admission refused it"
                 raise KvLost(f"block {first} of a sequence could not be stored: {why}")
-            self.blocks = np.concatenate([self.blocks, blocks])
-            self.stamps = np.concatenate([self.stamps, stamps])
+            self.far.blocks = np.concatenate([self.far.blocks, blocks])
+            self.far.stamps = np.concatenate([self.far.stamps, stamps])
 
-    def _forget(self, base: int) -> None:
-        """Let go of the memory of tokens before `base`, but for the sinks."""
-        sinks = self._sink.shape[3]
-        if self._base < sinks:
-            upto = min(sinks, base)
-            part = self._recent[:, :, :, : upto - self._base]
-            self._sink[:, :, :, self._base : upto] = part
-        self._sum_up(base)
-        kept = max(self._lengths) - base
-        shift = base - self._base
-        recent = self._room(self._capacity(kept))
-        recent[:, :, :, :kept] = self._recent[:, :, :, shift : shift + kept]
-        self._recent, self._base = recent, base
-        self.release()
-
-    def _sum_up(self, base: int) -> None:
+    def _sum_up(self, keep: int) -> None:
         """Summaries of the blocks that become far, where those before them have theirs."""
-        if self.selector is None:
+        before = self.near.base // self.shape.block_tokens
+        first = max(before, self._sinks)
+        if self.selector is None or first >= keep:
             return
-        first = max(self._base // self.shape.block_tokens, self._sinks)
-        last = base // self.shape.block_tokens
-        start = self._base // self.shape.block_tokens
         for layer in range(self.shape.layers):
-            if first < last and self.selector.known(layer) == self.far:
-                keys = self._blocks_of(self._recent[layer, 0], first - start, last - start)
-                self.selector.add(layer, keys)
-
-    # --- memory ---
-
-    def _room(self, tokens: int) -> torch.Tensor:
-        shape = self.shape
-        return torch.zeros(shape.layers, 2, shape.heads, tokens, shape.head_dim, dtype=shape.dtype)
-
-    def _capacity(self, tokens: int) -> int:
-        size = self.shape.block_tokens
-        return max((self._window + 2) * size, -(-tokens // size) * size)
-
-    def _grow(self, tokens: int) -> None:
-        recent = self._room(self._capacity(tokens))
-        recent[:, :, :, : self._recent.shape[3]] = self._recent
-        self._recent = recent
-
-    def _buffer(self, tokens: int) -> torch.Tensor:
-        if not self._full.numel() or self._full.shape[2] < tokens:
-            shape, room = self.shape, self._capacity(tokens + tokens // 8)
-            self._full = torch.empty(2, shape.heads, room, shape.head_dim, dtype=shape.dtype)
-        return self._full
+            if self.selector.known(layer) == self.far.count:
+                blocks = self._blocks(self.near.recent(layer)[0])
+                self.selector.add(layer, blocks[:, first - before : keep - before])
 
     @property
     def memory_bytes(self) -> int:
-        """What the sequence itself holds, beside the runtime's staging."""
-        return self._recent.nbytes + self._sink.nbytes + self._full.nbytes
+        """What the sequence itself holds, beside the runtime's staging and without summaries."""
+        return self.near.memory_bytes + self._full.nbytes
 
     # --- restoring ---
 
@@ -312,32 +182,13 @@ class PagedSequence:
         found = self.runtime.find(names) if names else None
         if found is None or not len(found):
             return 0
-        self.blocks, self.stamps = found.blocks, found.stamps
+        far, near = self.far, self.near
+        far.blocks, far.stamps = found.blocks, found.stamps
         self._sealed = len(found)
-        self._base = len(found) * size
-        self._lengths = [self._base] * self.shape.layers
-        self.tokens = list(tokens[: self._base])
-        self._recent = self._room(self._capacity(size))
-        self._load_sinks()
-        return self._base
-
-    def _load_sinks(self) -> None:
-        blocks = min(self._sinks, len(self.blocks))
-        for place in range(blocks):
-            pages = self.blocks[place] * self.shape.layers + np.arange(self.shape.layers)
-            stamps = np.full(len(pages), self.stamps[place])
-            with self.runtime.demand(pages, stamps=stamps) as ticket:
-                if ticket.missing.any():
-                    raise KvLost(f"block {place} of a stored prefix cannot be read back")
-                size = self.shape.block_tokens
-                data = self._staged[torch.from_numpy(ticket.slots)].unflatten(3, (size, -1))
-                self._sink[:, :, :, place * size : (place + 1) * size] = data
-
-
-def _staged(runtime: Runtime, shape: Shape) -> torch.Tensor:
-    """Staging as tensors, in place: [slot, key or value, head, tokens of a block]."""
-    with warnings.catch_warnings():
-        # The array cannot be written to, and nobody does: torch has no word for that.
-        warnings.simplefilter("ignore", UserWarning)
-        raw = torch.from_numpy(runtime.staged)
-    return raw.view(shape.dtype).view(len(raw), 2, shape.heads, -1)
+        near.begin(self._sealed * size)
+        far.count = max(0, self._sealed - self._sinks)
+        self.tokens = list(tokens[: near.base])
+        for place in range(min(self._sinks, self._sealed)):
+            for layer, block in enumerate(far.read_block(place)):
+                near.set_sinks(layer, place * size, block)
+        return near.base

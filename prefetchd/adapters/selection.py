@@ -77,7 +77,7 @@ class Selector:
         return self._best(layer, query, self.sparse.blocks * self.sparse.hint_factor)
 
     def _best(self, layer: int, query: torch.Tensor, count: int) -> Choice:
-        mass = masses(self._summaries[layer].logits(scaled(query, self._kv_heads)))
+        mass = masses(self._summaries[layer].logits(scaled(query.cpu(), self._kv_heads)))
         best = torch.topk(mass, min(count, len(mass)))
         return best.indices.numpy(), best.values.numpy()
 
@@ -88,7 +88,8 @@ class Selector:
 
 class Queries:
     """Hooks on a model's decoder layers. `told(layer, query, next_query)`, each [head, dimension],
-    the latter None at the last layer, is called before a layer's attention for a single token.
+    the latter None at the last layer, is called before a layer's attention for a single token, and
+    says whether it is going to read less than everything.
 
     Raises ValueError for a model whose queries are not made by `q_proj` and rotary positions.
     """
@@ -97,7 +98,7 @@ class Queries:
         self,
         model: Any,
         rotate: Callable[..., tuple[torch.Tensor, torch.Tensor]],
-        told: Callable[[int, torch.Tensor, torch.Tensor | None], None],
+        told: Callable[[int, torch.Tensor, torch.Tensor | None], bool],
     ) -> None:
         self._rotate = rotate
         self._told = told
@@ -134,8 +135,9 @@ class Queries:
         if number + 1 < len(self._layers) and self._inputs is not None:
             after = self._layers[number + 1]
             following = self._query(after.self_attn, after.input_layernorm(self._inputs), positions)
-        self._told(number, self._query(attention, hidden, positions), following)
-        # One token sees all that it is given, and how much that is differs from layer to layer.
+        if not self._told(number, self._query(attention, hidden, positions), following):
+            return None
+        # One token sees all that it is given, and a mask would be of everything.
         return args, {**kwargs, "attention_mask": None}
 
     def _query(self, attention: Any, hidden: torch.Tensor, positions: Any) -> torch.Tensor:

@@ -11,11 +11,11 @@ head a softmax over tokens as far as the summary tells them apart.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
-
-Tensor = torch.Tensor
+from torch import Tensor
 
 
 class Summary(Protocol):
@@ -78,7 +78,8 @@ class Mean:
 class MinMax:
     """The smallest and largest value of every dimension: an upper bound of any token's score.
 
-    After Tang et al., "Quest: Query-Aware Sparsity for Efficient Long-Context LLM Inference" (2024).
+    After Tang et al., "Quest: Query-Aware Sparsity for Efficient Long-Context LLM Inference"
+    (2024).
     """
 
     def __init__(self) -> None:
@@ -131,7 +132,7 @@ class Quantised:
 
 def summary(kind: str) -> Summary:
     """`mean`, `minmax`, `2bit` or `4bit`. Raises ValueError."""
-    kinds = {
+    kinds: dict[str, Callable[[], Summary]] = {
         "mean": Mean,
         "minmax": MinMax,
         "2bit": lambda: Quantised(2),
@@ -139,8 +140,7 @@ def summary(kind: str) -> Summary:
     }
     if kind not in kinds:
         raise ValueError(f"no key summary is called {kind!r}; there are {', '.join(kinds)}")
-    made: Summary = kinds[kind]()
-    return made
+    return kinds[kind]()
 
 
 def masses(logits: Tensor) -> Tensor:

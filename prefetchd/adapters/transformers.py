@@ -20,7 +20,7 @@ from typing import Any, Self
 import torch
 from transformers import PreTrainedModel
 
-from prefetchd.adapters.caches import StoredCache, tokens_of
+from prefetchd.adapters.caches import StoredCache, check_alone, tokens_of
 from prefetchd.adapters.measuring import Meter
 from prefetchd.adapters.models import layout_of, rotation_of, shape_of
 from prefetchd.adapters.paged import PagedSequence
@@ -86,15 +86,26 @@ class ModelStore:
     ) -> Any:
         """`model.generate` with a stored cache, the prompt computed in chunks. `meter` notes what
         sparse steps were served. Raises KvLost, ValueError."""
+        check_alone(len(input_ids))
         cache = self.cache(input_ids, sparse)
         cache.sequence.far.meter = meter
-        generation.setdefault("prefill_chunk_size", PREFILL_TOKENS)
         # Without a mask one is made up, with gaps where the prompt has a token used for padding.
         generation.setdefault("attention_mask", torch.ones_like(input_ids))
         try:
+            self.prefill(cache, input_ids)
             return self.model.generate(input_ids, **{cache_word(self.model): cache}, **generation)
         finally:
             cache.close()
+
+    def prefill(self, cache: StoredCache, input_ids: torch.Tensor) -> None:
+        """Compute and store what a cache lacks of a prompt, but for its last token. Raises KvLost,
+        ValueError."""
+        # Not by `prefill_chunk_size`: before 5.24 that computes again what the cache has.
+        last = input_ids.shape[1] - 1
+        for start in range(cache.get_seq_length(), last, PREFILL_TOKENS):
+            part = input_ids[:, start : min(start + PREFILL_TOKENS, last)]
+            with torch.no_grad():
+                self.model(part, **{cache_word(self.model): cache}, use_cache=True)
 
     def meter(self, warmup_steps: int = 16) -> Meter:
         """For `generate`; `meter.figures(name)` gives the figures of a replay."""

@@ -106,7 +106,10 @@ def test_another_models_keys_and_values_are_never_found(tmp_path: Path) -> None:
     ids = prompt(100)
     with adapter.open(tiny_model(), tmp_path / "kv", blocks=BLOCKS) as kv:
         stored(kv, ids, 2)
-    other, turned = tiny_model(seed=2), tiny_model(rope_parameters={"rope_type": "default", "rope_theta": 5e5})
+    other, turned = (
+        tiny_model(seed=2),
+        tiny_model(rope_parameters={"rope_type": "default", "rope_theta": 5e5}),
+    )
     nearly = tiny_model()
     nearly.model.layers[3].mlp.up_proj.weight.data[0, 0] += 1e-3
     first = adapter.layout_of(tiny_model())

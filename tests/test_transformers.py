@@ -1,4 +1,4 @@
-"""A model whose KV cache is in prefetchd says the same tokens, in every mode and after a restart."""
+"""A model whose KV cache is in prefetchd says the same tokens, now and after a restart."""
 
 from __future__ import annotations
 

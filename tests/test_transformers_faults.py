@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from prefetchd import Options
 from prefetchd.core import CoreLimits
-from prefetchd.devices.faulty import Faults, Faulty
+from prefetchd.devices.faulty import KINDS, Faults, Faulty
 from prefetchd.devices.memory import Memory
 from prefetchd.places import locate
 from tests.tiny_model import GREEDY, LAYERS, prompt, stored, tiny_model, torch, usual
@@ -67,15 +69,12 @@ def test_faults_now_and_then_cost_a_second_read_or_the_sequence(kind: str) -> No
     with adapter.open(model, None, blocks=BLOCKS, options=spoiled.options) as kv:
         kv.generate(ids, max_new_tokens=1, **GREEDY)
         chance = 0.002 if kind == "lose" else 0.01
-        spoiled.device._bounds = Faulty(
-            spoiled.device.inner, Faults(seed=3, **{kind: chance})
-        )._bounds
+        spoiled.device._bounds = np.cumsum([chance * (kind == one) for one in KINDS])
         for _ in range(3):
             try:
                 assert stored(kv, ids, NEW) == expected
-            except adapter.KvLost as error:
+            except adapter.KvLost:
                 lost += 1
-                assert "cannot be had" in str(error) or "could not be stored" in str(error)
         assert spoiled.device.injected[kind] > 0
     assert lost < 3
 
@@ -86,10 +85,12 @@ def test_a_dead_drive_ends_the_sequence_before_a_wrong_token(
     model, ids = tiny_model(), prompt(200)
     expected = usual(model, ids, NEW)
     spoiled = Spoiled()
-    with pytest.raises(adapter.KvLost, match=r"pages from layer \d on cannot be had"):
-        with adapter.open(model, None, blocks=BLOCKS, options=spoiled.options) as kv:
-            seen = AfterTokens(5, lambda: spoiled.device.broken.add(0))
-            kv.generate(ids, max_new_tokens=NEW, streamer=seen, **GREEDY)
+    seen = AfterTokens(5, lambda: spoiled.device.broken.add(0))
+    with (
+        pytest.raises(adapter.KvLost, match=r"pages from layer \d on cannot be had"),
+        adapter.open(model, None, blocks=BLOCKS, options=spoiled.options) as kv,
+    ):
+        kv.generate(ids, max_new_tokens=NEW, streamer=seen, **GREEDY)
     assert 5 <= len(seen.said) < NEW
     assert seen.said == expected[: len(seen.said)]
     assert "EIO" in caplog.text
@@ -107,16 +108,11 @@ def test_a_bit_flipped_on_disk_is_found_and_computed_again(tmp_path: Path) -> No
     spoilt[offset + 1000] ^= 4
     Path(path).write_bytes(spoilt)
     with adapter.open(model, tmp_path / "kv", blocks=BLOCKS, options=OPTIONS) as kv:
-        lost = 0
-        while True:
-            try:
-                assert stored(kv, ids, NEW) == expected
-                break
-            except adapter.KvLost as error:
-                lost += 1
-                assert "of tokens 80-95" in str(error)
-                assert lost < 4
-        assert lost >= 1
+        with pytest.raises(adapter.KvLost, match="of tokens 80-95"):
+            stored(kv, ids, NEW)
+        with suppress(adapter.KvLost):  # it may take a second time to see that it is past help
+            assert stored(kv, ids, NEW) == expected
+        assert stored(kv, ids, NEW) == expected
         assert kv.runtime.stats().failures["checksum mismatch"] >= 2
 
 

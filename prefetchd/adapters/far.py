@@ -98,6 +98,9 @@ class Far:
         self._arrived(ticket, layer)
         if self.meter:
             self.meter.served(ticket, mass, asked_ns)
+        # What it has to learn it learns here, where a thread beside this one would only get in
+        # the way of what computes.
+        self._runtime.tend(0)
         return ticket
 
     def hint(self, layer: int, places: Ids, mass: Scores) -> None:

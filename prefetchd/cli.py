@@ -32,6 +32,7 @@ from prefetchd.device import DeviceError
 from prefetchd.engine import EngineError
 from prefetchd.gpu import GpuError
 from prefetchd.hostinfo import errno_name
+from prefetchd.lab.record_command import record
 from prefetchd.lab.simulate_command import simulate_app
 from prefetchd.lab.simulate_restore_command import restore as simulate_restore
 from prefetchd.lab.trace_command import trace_app
@@ -54,6 +55,7 @@ simulate_app.command("restore")(simulate_restore)
 app.add_typer(simulate_app, name="simulate")
 app.add_typer(bench_app, name="bench")
 app.add_typer(store_app, name="store")
+trace_app.command("record")(record)
 app.add_typer(trace_app, name="trace")
 app.add_typer(predictor_app, name="predictor")
 app.command("layout")(show_layout)

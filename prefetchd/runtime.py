@@ -163,8 +163,9 @@ class Runtime:
     def tend(self, seconds: float) -> None:
         """Wait, and let the runtime use the time: for a host thread that waits for its GPU.
 
-        Returns after `seconds`; with 0, for a thread that computes, soon. While a caller does this once a layer, hints are acted on inside
-        `hint` and the pump thread rests; without it the pump does the same work beside the caller.
+        Returns after `seconds`; with 0, for a thread that computes, soon. While a caller does this
+        once a layer, hints are acted on inside `hint` and the pump thread rests; without it the
+        pump does the same work beside the caller.
         Raises EngineError when stopped.
         """
         self.engine.check()

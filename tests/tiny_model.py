@@ -3,6 +3,7 @@ import it where torch or transformers is not installed."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,3 +69,18 @@ def stored(kv: Any, ids: Any, tokens: int, **options: Any) -> list[int]:
     out = kv.generate(ids, max_new_tokens=tokens, **GREEDY, **options)
     said: list[int] = out[0, ids.shape[1] :].tolist()
     return said
+
+
+def save_tiny(folder: Path) -> Path:
+    """A tiny model and its tokenizer, a token for every ASCII character, as files."""
+    import tokenizers
+
+    words = tokenizers.models.WordLevel({chr(n): n for n in range(VOCABULARY)}, unk_token="?")
+    tokenizer = tokenizers.Tokenizer(words)
+    each = tokenizers.Regex(r"[\s\S]")
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Split(each, "isolated")
+    tokenizer.decoder = tokenizers.decoders.Fuse()
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?")
+    fast.save_pretrained(folder)
+    tiny_model().save_pretrained(folder)
+    return folder

@@ -84,7 +84,7 @@ class Clock:
 def peak_memory() -> Iterator[list[int]]:
     """The most that a sequence held at the end of a pass, with the block that is being put."""
     peak = [0]
-    usual: Callable[[PagedSequence], None] = PagedSequence._seal
+    usual = PagedSequence._seal
 
     def seal(sequence: PagedSequence) -> None:
         block_bytes = sequence.shape.page_bytes * sequence.shape.layers
@@ -169,7 +169,7 @@ def restore(folder: Path, prompt: int) -> dict[str, Any]:
 
 
 def needle(folder: Path) -> dict[str, str]:
-    """What is answered: dense, sparse with 16 far blocks, and from sinks and recent tokens alone."""
+    """What is answered: dense, with 16 far blocks, and from sinks and recent tokens alone."""
     model, tokenizer = small_model()
     ids = needle_ids(tokenizer)
     answers = {"prompt tokens": str(ids.shape[1])}
@@ -258,7 +258,7 @@ def hints(folder: Path, prompt: int, tokens: int) -> dict[str, Any]:
         told[name] = {
             "miss %": round(100 * (run.miss_rate or 0), 2),
             "late %": round(100 * (run.late_rate or 0), 2),
-            "stalled share": round(run.stalled_share, 3),
+            "stalled share": round(run.stalled_share or 0, 3),
             "misses by layer": run.per_layer.miss,
         }
     missed = [told[name]["miss %"] for name in ("attention", "none")]

@@ -91,7 +91,7 @@ def peak_memory() -> Iterator[list[int]]:
         peak[0] = max(peak[0], sequence.memory_bytes + block_bytes)
         usual(sequence)
 
-    PagedSequence._seal = seal  # type: ignore[method-assign]
+    PagedSequence._seal = seal  # type: ignore[method-assign, assignment]
     try:
         yield peak
     finally:

@@ -219,6 +219,8 @@ def test_what_cannot_be_right_is_refused() -> None:
             model(ids, position_ids=torch.arange(1, 41)[None], **{word(): kv.cache()})
         with pytest.raises(ValueError, match="pass input_ids"):
             model(inputs_embeds=torch.zeros(1, 4, 64), **{word(): kv.cache()})
+        with pytest.raises(ValueError, match="call the model itself"):
+            model.model(ids, **{word(): kv.cache()})
         cache = kv.cache()
         for refused in (cache.reset, lambda: cache.crop(1), lambda: cache.reorder_cache(None)):
             with pytest.raises(NotImplementedError, match="a stored cache"):

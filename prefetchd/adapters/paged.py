@@ -130,6 +130,11 @@ class PagedSequence:
     def _seal(self) -> None:
         """At the end of a pass: store the blocks that are full, forget those that are stored."""
         size = self.shape.block_tokens
+        if set(self.near.lengths) != {len(self.tokens)}:
+            raise ValueError(
+                f"this cache was told of {len(self.tokens)} tokens and holds {self.length()}: call "
+                "the model itself, not a part of it, and begin a new cache after an error"
+            )
         full = self.length() // size
         if full > self._sealed:
             names = self._keys(self.tokens[: full * size])

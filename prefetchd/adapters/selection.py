@@ -77,7 +77,7 @@ class Selector:
         return self._best(layer, query, self.sparse.blocks * self.sparse.hint_factor)
 
     def _best(self, layer: int, query: torch.Tensor, count: int) -> Choice:
-        mass = masses(self._summaries[layer].logits(scaled(query.cpu(), self._kv_heads)))
+        mass = masses(self._summaries[layer].logits(scaled(query.float().cpu(), self._kv_heads)))
         best = torch.topk(mass, min(count, len(mass)))
         return best.indices.numpy(), best.values.numpy()
 

@@ -32,7 +32,7 @@ class Summary(Protocol):
 
 
 class _Rows:
-    """Rows [head, block, ...] that grow by doubling."""
+    """Rows [head, block, ...] that grow by a quarter at a time."""
 
     def __init__(self) -> None:
         self._rows: Tensor | None = None
@@ -41,7 +41,9 @@ class _Rows:
     def add(self, rows: Tensor) -> None:
         count = self._count + rows.shape[1]
         if self._rows is None or count > self._rows.shape[1]:
-            room = torch.zeros(rows.shape[0], max(16, 2 * count), *rows.shape[2:], dtype=rows.dtype)
+            room = torch.zeros(
+                rows.shape[0], count + max(4, count // 4), *rows.shape[2:], dtype=rows.dtype
+            )
             if self._rows is not None:
                 room[:, : self._count] = self._rows[:, : self._count]
             self._rows = room

@@ -41,3 +41,9 @@ def test_four_bit_summaries_recall_what_exact_scores_choose() -> None:
     found = campaign.recall(1200, 4)
     assert found["4bit"]["recall"] >= 0.95 > found["2bit"]["recall"]
     assert found["2bit"]["recall"] > max(found["mean"]["recall"], found["minmax"]["recall"])
+
+
+def test_hints_spare_most_misses_of_sparse_decoding(tmp_path: Path) -> None:
+    told = campaign.hints(tmp_path, 1000, 40)
+    assert told["none"]["miss %"] > 5
+    assert told["misses fewer by (asked: 0.6)"] >= 0.6

@@ -32,6 +32,7 @@ from prefetchd.engine import EngineError
 from prefetchd.gpu import GpuError
 from prefetchd.guarded import PredictorError
 from prefetchd.hostinfo import errno_name
+from prefetchd.lab.record_command import record
 from prefetchd.lab.score_command import score_command
 from prefetchd.lab.score_workers import WorkersError
 from prefetchd.lab.simulate_command import simulate_app
@@ -57,6 +58,7 @@ app.add_typer(simulate_app, name="simulate")
 app.command("score")(score_command)
 app.add_typer(bench_app, name="bench")
 app.add_typer(store_app, name="store")
+trace_app.command("record")(record)
 app.add_typer(trace_app, name="trace")
 app.add_typer(predictor_app, name="predictor")
 app.command("layout")(show_layout)

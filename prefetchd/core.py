@@ -79,7 +79,7 @@ class Core:
         if staging.eviction.history is not None:
             guarded.share(staging.eviction.history)
         self._observer = Observer(staging, guarded, planner)
-        self.demands = Demands(staging, limits.tickets_max)
+        self.demands = Demands(staging, limits.tickets_max, retain=limits.retain)
         self.foresight = Foresight(staging, guarded, planner, self._observer, limits.candidates)
         self.reads = Reads(staging, planner, self._observer.counters, limits.read_timeout_ns)
         self.counters = self._observer.counters
@@ -143,10 +143,11 @@ class Core:
         else:
             self.demands.waiting[event.ticket] = demand
             self.reads.look_ns = min(self.reads.look_ns, event.deadline_ns)
-            commands += [] if all_here else self._missed(demand, ~here, now_ns)
-        self._observer.demanded(
-            demand.slots, Access(pages, demand.outcomes, event.request, event.scores, now_ns)
-        )
+            commands = [] if all_here else self._missed(demand, ~here, now_ns)
+        access = Access(pages, demand.outcomes, event.request, event.scores, now_ns)
+        self._observer.demanded(demand.slots, access, once=event.once)
+        if event.once:
+            return commands
         wanted = self.foresight.demanded(pages, now_ns, missed=not all_here)
         if wanted or self._observer.crowded:
             commands.append(PlanSoon())
@@ -189,18 +190,17 @@ class Core:
         return slots
 
     def _released(self, event: Released, now_ns: int) -> list[Command]:
-        held, answer = self.demands.close(event.ticket)
-        if not self.limits.retain:
-            self.staging.drop(held)
-        commands: list[Command] = [] if answer is None else [answer]
-        return commands + self._serve(now_ns) if self.demands.waiting else commands
+        leaving, answer = self.demands.close(event.ticket)
+        self.staging.drop(leaving[::-1])  # so that they are taken again in the same order
+        served = self._serve(now_ns) if self.demands.waiting else []
+        return served if answer is None else [answer, *served]
 
     # --- completions ---
 
     def _completed(self, event: Completed, now_ns: int) -> list[Command]:
         slots, verified = self.reads.end(event, now_ns)
         commands = [] if every(verified) else self._failed(slots[~verified], now_ns)
-        more: list[Command] = [PlanSoon()] if self.foresight.used_up else []
+        more = [PlanSoon()] if self.foresight.used_up else []
         return [*commands, *self._serve(now_ns), *self._issue(now_ns), *more]
 
     def _failed(self, slots: Slots, now_ns: int) -> list[Command]:
@@ -280,10 +280,8 @@ class Core:
         """None while a demand waits, unless of pages needed in any case, on an idle device."""
         waiting = bool(self.demands.waiting)
         room = self.limits.prefetch_depth - self.reads.prefetching
-        if not self.foresight.restores:
+        if not self.foresight.restores or self.demands.lacking():
             return 0 if waiting else room
-        if self.demands.lacking():
-            return 0
         return min(room, self.planner.busy_depth(waiting=waiting) - self.reads.in_flight)
 
     def _issue(self, now_ns: int) -> list[Command]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from prefetchd.model import Codes, Demanded, Ids, Mask, Outcome, Ready, Slots
+from prefetchd.model import NO_IDS, Codes, Demanded, Ids, Mask, Outcome, Ready, Slots
 from prefetchd.staging import READY, Staging
 
 UNPLACED, FAILED = -2, -1
@@ -27,14 +27,16 @@ class Demand:
     waits_ns: Ids
     demanded_ns: int
     deadline_ns: int
+    once: bool = False
     lacking: bool = False  # whether pages are UNPLACED
 
 
 class Demands:
     """All open demands; those in `waiting` have not been answered, oldest first."""
 
-    def __init__(self, staging: Staging, tickets_max: int) -> None:
+    def __init__(self, staging: Staging, tickets_max: int, *, retain: bool = True) -> None:
         self._staging = staging
+        self._retain = retain
         self._tickets_max = tickets_max
         self._open: dict[int, Demand] = {}
         self.waiting: dict[int, Demand] = {}
@@ -57,12 +59,14 @@ class Demands:
             np.zeros(count, np.int64),
             now_ns,
             event.deadline_ns,
+            event.once,
         )
         self._open[event.ticket] = demand
         return demand
 
     def close(self, number: int) -> tuple[Slots, Ready | None]:
-        """A reader is done: its pins go from these slots. If it still waited, its answer: nothing.
+        """A reader is done, its pins go: the slots whose pages it was the only one to want. If it
+        still waited, its answer: nothing.
 
         Raises ValueError for an unknown number.
         """
@@ -71,10 +75,15 @@ class Demands:
             raise ValueError(f"ticket {number} is not open")
         held = demand.slots[demand.slots >= 0]
         self._staging.pins[held] -= 1
+        leaving = NO_IDS
+        if demand.once:
+            leaving = demand.slots[(demand.slots >= 0) & (demand.outcomes == Outcome.MISS)]
+        elif not self._retain:
+            leaving = held
         if self.waiting.pop(number, None) is None:
-            return held, None
+            return leaving, None
         nothing = np.full(len(demand.slots), FAILED, np.int64)
-        return held, Ready(number, nothing, demand.outcomes, demand.waits_ns)
+        return leaving, Ready(number, nothing, demand.outcomes, demand.waits_ns)
 
     def lacking(self) -> Demand | None:
         """The oldest waiting demand that has no slots for some of its pages."""

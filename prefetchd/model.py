@@ -165,13 +165,18 @@ class Feedback:
 
 @dataclass(frozen=True, slots=True)
 class Demanded:
-    """An engine needs these pages now. They are pinned until `Released`."""
+    """An engine needs these pages now. They are pinned until `Released`.
+
+    `once`: they are part of a pass over more than staging holds. Those that had to be read leave
+    with their pins, what is here stays, and nobody learns from it.
+    """
 
     ticket: int
     pages: Ids
     deadline_ns: int
     request: int = 0
     scores: Scores | None = None
+    once: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,9 +43,10 @@ class Observer:
         self.foretold[pages] = True
         self._foretold, self.foretold_gone = pages, False
 
-    def demanded(self, slots: Slots, access: Access) -> None:
+    def demanded(self, slots: Slots, access: Access, *, once: bool = False) -> None:
         self.counters.count_outcomes(access.outcomes)
-        self._unseen.add((slots, access))
+        if not once:
+            self._unseen.add((slots, access))
 
     @property
     def crowded(self) -> bool:

@@ -99,13 +99,15 @@ class Runtime:
         stamps: Stamps | None = None,
         request: int = 0,
         scores: Scores | None = None,
+        once: bool = False,
         timeout_s: float | None = None,
     ) -> Ticket:
         """Ask for pages (int64, distinct) now; they stay in staging until the ticket is released.
 
         A page of a block that is gone, or not there yet, is missing at once. `stamps` (int64, one a
         page): of the blocks that are meant, from `find`; a page whose block has another in its
-        place is then missing, too.
+        place is then missing, too. `once`: part of a pass over more than staging holds; what had to
+        be read leaves at release, what is here stays, and no predictor learns from it.
 
         Raises ValueError for repeated or impossible ids, or more than staging can hold at once.
         """
@@ -123,7 +125,9 @@ class Runtime:
                     scores = scores[ticket.fresh]
                 deadline_ns = engine.clock() + timeout_ns
                 try:
-                    engine.handle(Demanded(ticket.number, asked, deadline_ns, request, scores))
+                    engine.handle(
+                        Demanded(ticket.number, asked, deadline_ns, request, scores, once)
+                    )
                 except BaseException:
                     self._tickets.pop(ticket.number, None)
                     raise
@@ -160,8 +164,9 @@ class Runtime:
     def tend(self, seconds: float) -> None:
         """Wait, and let the runtime use the time: for a host thread that waits for its GPU.
 
-        Returns after `seconds`. While a caller does this once a layer, hints are acted on inside
-        `hint` and the pump thread rests; without it the pump does the same work beside the caller.
+        Returns after `seconds`; with 0, for a thread that computes, soon. While a caller does this
+        once a layer, hints are acted on inside `hint` and the pump thread rests; without it the
+        pump does the same work beside the caller.
         Raises EngineError when stopped.
         """
         self.engine.check()
@@ -216,6 +221,12 @@ class Runtime:
     def medium(self) -> Medium:
         """What lies under the store."""
         return self._parts.store.medium
+
+    @property
+    def staged(self) -> NDArray[np.uint8]:
+        """Staging in place, (slots, page_bytes), read-only: `staged[ticket.slots]` are a ticket's
+        pages for as long as it is not released."""
+        return self._staged
 
     def buffer(self, pages: int) -> Any:
         """A destination for `Ticket.push`: (pages, slot_bytes) bytes in the GPU's memory."""

@@ -246,6 +246,8 @@ class Staging:
 
     def drop(self, slots: Slots) -> None:
         """Free those of these slots that are readable and that nobody reads."""
+        if len(slots) == 0:
+            return
         self.free(slots[(self.state[slots] == READY) & (self.pins[slots] == 0)])
 
     def _give_back(self, slots: Slots) -> None:

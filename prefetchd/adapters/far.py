@@ -1,0 +1,166 @@
+"""The blocks of a sequence that only a runtime has: asked for in time, gathered, given back.
+
+Decides how many layers one demand is for and how far ahead of its turn a layer is asked for.
+Refuses to know what is computed with the pages.
+
+A pass visits the layers in order, and one that reads everything reads the same blocks in each: so
+groups of layers are demanded while the group before them computes, and nothing is guessed. Pages
+of neighbouring layers are neighbours on the medium, so a group is read in fewer, larger parts.
+Bytes can only be those that were put: every demand carries the stamps of its blocks, and a page
+that cannot be had is an error before it is a token.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import torch
+
+from prefetchd.adapters.measuring import Meter
+from prefetchd.adapters.pages import KvLost, Shape
+from prefetchd.model import NO_IDS, Ids, PageHint, Scores, Slots
+from prefetchd.runtime import Runtime
+from prefetchd.tickets import Ticket
+
+GROUP_LAYERS = 3
+"""Layers of one demand: two are held at once, which takes a fifth of 30 layers' pages."""
+
+
+class Far:
+    """`blocks` and `stamps`: where the sealed blocks of the sequence are, in order; the first
+    `sink_blocks` are never asked for here."""
+
+    def __init__(self, runtime: Runtime, shape: Shape, sink_blocks: int) -> None:
+        self.blocks: Ids = NO_IDS
+        self.stamps: Ids = NO_IDS
+        self.count = 0
+        """Blocks after the sinks that are not in ordinary memory."""
+        self.meter: Meter | None = None
+        self._runtime = runtime
+        self._shape = shape
+        self._sinks = sink_blocks
+        self._staged = _staged(runtime, shape)
+        self._width = 1  # layers of a demand in this pass
+        self._groups: dict[int, Ticket] = {}
+
+    # --- passes that read everything ---
+
+    def all_of(self, layer: int) -> Slots:
+        """Where a layer's far blocks are, in order, until `passed`. Raises KvLost, ValueError."""
+        if not self._groups:
+            self._width = self._layers_at_once()
+        group = layer // self._width
+        for number in (group, group + 1):
+            self._ask(number)
+        ticket = self._arrived(self._groups[group], layer)
+        slots: Slots = ticket.slots.reshape(self.count, -1)[:, layer - group * self._width]
+        return slots
+
+    def passed(self, layer: int) -> None:
+        """A layer's pages have been copied."""
+        group = layer // self._width
+        if layer + 1 == min((group + 1) * self._width, self._shape.layers):
+            self._groups.pop(group).release()
+
+    def ask_first(self) -> None:
+        """Another pass over everything will follow."""
+        self.release()
+        if self.count:
+            self._width = self._layers_at_once()
+            self._ask(0)
+
+    def _layers_at_once(self) -> int:
+        slots = self._runtime.slots
+        if self.count > slots:
+            raise ValueError(
+                f"a layer of this sequence has {self.count} pages to read at once and staging holds"
+                f" {slots}: open the store with more staging, or read fewer blocks with `sparse`"
+            )
+        return max(1, min(GROUP_LAYERS, slots // (2 * self.count)))
+
+    def _ask(self, group: int) -> None:
+        layers = range(self._shape.layers)[group * self._width : (group + 1) * self._width]
+        if group in self._groups or not layers:
+            return
+        mine = slice(self._sinks, self._sinks + self.count)
+        pages = self.blocks[mine, None] * self._shape.layers + np.array(layers)
+        stamps = np.repeat(self.stamps[mine], len(layers))
+        self._groups[group] = self._runtime.demand(pages.reshape(-1), stamps=stamps, once=True)
+
+    # --- chosen blocks ---
+
+    def choose(self, layer: int, places: Ids, mass: Scores) -> Ticket:
+        """The pages of some far blocks; release it. Raises KvLost."""
+        asked_ns = self._runtime.engine.clock()
+        stamps = self.stamps[self._sinks + places]
+        ticket = self._runtime.demand(self._pages(layer, places), stamps=stamps, scores=mass)
+        self._arrived(ticket, layer)
+        if self.meter:
+            self.meter.served(ticket, mass, asked_ns)
+        # What it has to learn it learns here, where a thread beside this one would only get in
+        # the way of what computes.
+        self._runtime.tend(0)
+        return ticket
+
+    def hint(self, layer: int, places: Ids, mass: Scores) -> None:
+        """Far blocks that a layer will probably need, best first."""
+        self._runtime.hint(PageHint(self._pages(layer, places), mass))
+
+    def _pages(self, layer: int, places: Ids) -> Ids:
+        pages: Ids = self.blocks[self._sinks + places] * self._shape.layers + layer
+        return pages
+
+    # --- bytes ---
+
+    def gather(self, slots: Slots, into: torch.Tensor) -> None:
+        """Copy pages to [key or value, token, head, dimension], one block after another."""
+        rows = torch.from_numpy(np.ascontiguousarray(slots))
+        for half in range(2):
+            source, index = self._staged[:, half], rows
+            if self._staged.is_contiguous():  # then this is several times faster
+                source, index = self._staged.flatten(0, 1), rows * 2 + half
+            torch.index_select(source, 0, index, out=into[half].view(len(rows), -1))
+
+    def read_block(self, place: int) -> list[torch.Tensor]:
+        """A block by layers, [key or value, token, head, dimension] each. Raises KvLost."""
+        shape = self._shape
+        pages = self.blocks[place] * shape.layers + np.arange(shape.layers)
+        stamps = np.full(len(pages), self.stamps[place])
+        ticket = self._arrived(self._runtime.demand(pages, stamps=stamps, once=True), 0)
+        rooms = [shape.room(shape.block_tokens) for _ in range(shape.layers)]
+        for layer, room in enumerate(rooms):
+            self.gather(ticket.slots[layer : layer + 1], room)
+        ticket.release()
+        return rooms
+
+    def _arrived(self, ticket: Ticket, layer: int) -> Ticket:
+        ticket.wait()
+        missing = ticket.missing
+        if missing.any():
+            lost = ticket.pages[missing][0] // self._shape.layers
+            ticket.release()
+            self.release()
+            first = int(np.flatnonzero(self.blocks == lost)[0]) * self._shape.block_tokens
+            raise KvLost(
+                f"{np.count_nonzero(missing)} pages from layer {layer} on cannot be had, the first "
+                f"of tokens {first}-{first + self._shape.block_tokens - 1}: the store lost them or "
+                "its drive does not answer (see the log and Runtime.stats().failures). Begin a new "
+                "cache: what is whole is found again, the rest is computed anew"
+            )
+        return ticket
+
+    def release(self) -> None:
+        """Give back what is held; the sequence may go on."""
+        for ticket in self._groups.values():
+            ticket.release()
+        self._groups.clear()
+
+
+def _staged(runtime: Runtime, shape: Shape) -> torch.Tensor:
+    """Staging as tensors, in place: [slot, key or value, numbers]."""
+    with warnings.catch_warnings():
+        # The array cannot be written to, and nobody does: torch has no word for that.
+        warnings.simplefilter("ignore", UserWarning)
+        raw = torch.from_numpy(runtime.staged)
+    return raw.view(shape.dtype).view(len(raw), 2, -1)

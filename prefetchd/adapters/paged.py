@@ -1,0 +1,199 @@
+"""One sequence's KV in pages: the newest tokens in memory, whole blocks in a runtime.
+
+Decides when blocks are sealed and what a layer's attention is given. Refuses to know models and
+attention: it is given keys and values layer by layer and gives them back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from prefetchd.adapters.far import Far
+from prefetchd.adapters.near import Near
+from prefetchd.adapters.pages import KvLost, Shape
+from prefetchd.adapters.selection import Selector
+from prefetchd.model import Slots
+from prefetchd.runtime import Runtime
+from prefetchd.tickets import PutTicket
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+"""Keys and values, [head, token, dimension] each."""
+
+
+class PagedSequence:
+    """`keys`: from tokens to the keys of their whole blocks. `window_blocks`: so many of the newest
+    whole blocks stay in memory, and the first `sink_blocks`. `selector`: chooses the far blocks
+    that single tokens read; without it they read all. Batches of one only."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        shape: Shape,
+        keys: Callable[[list[int]], list[bytes]],
+        *,
+        window_blocks: int = 2,
+        sink_blocks: int = 1,
+        selector: Selector | None = None,
+    ) -> None:
+        self.runtime = runtime
+        self.shape = shape
+        self.selector = selector
+        self.tokens: list[int] = []
+        self.near = Near(shape, sink_blocks)
+        self.far = Far(runtime, shape, sink_blocks)
+        self._keys = keys
+        self._window = window_blocks
+        self._sinks = sink_blocks
+        self._full = shape.room(0)
+        self._puts: list[tuple[int, PutTicket]] = []  # first block of each put
+        self._sealed = 0
+
+    def length(self, layer: int = 0) -> int:
+        return self.near.lengths[layer]
+
+    # --- a forward pass ---
+
+    def whole(self, layer: int) -> Pair:
+        """Keys and values of all tokens so far, valid until the next call. Raises KvLost,
+        ValueError when staging is too small for that."""
+        far = self.far
+        if far.count:
+            full = self._assembled(layer, far.all_of(layer))
+            far.passed(layer)
+        else:
+            full = self._assembled(layer)
+        if self.selector and (known := self.selector.known(layer)) < far.count:
+            blocks = slice(self._sinks + known, self._sinks + far.count)
+            self.selector.add(layer, self._blocks(full[0])[:, blocks])
+        self._passed(layer)
+        return full[0].transpose(0, 1), full[1].transpose(0, 1)
+
+    def chosen(self, layer: int) -> Pair:
+        """The same of sinks, chosen far blocks and the newest tokens, for a single new one."""
+        assert self.selector is not None
+        with self.far.choose(layer, *self.selector.choose(layer)) as ticket:
+            full = self._assembled(layer, ticket.slots)
+        self._passed(layer)
+        return full[0].transpose(0, 1), full[1].transpose(0, 1)
+
+    def ready(self, layer: int) -> bool:
+        """Whether this layer's far blocks are summed up, so that they can be chosen from."""
+        return self.selector is not None and 0 < self.far.count == self.selector.known(layer)
+
+    def foreseen(self, layer: int, query: torch.Tensor) -> None:
+        """Tell the runtime what a layer will probably need, by a query foreseen of it."""
+        if self.selector and self.selector.sparse.hints and self.ready(layer):
+            self.far.hint(layer, *self.selector.foresee(layer, query))
+
+    def _assembled(self, layer: int, slots: Slots | None = None) -> torch.Tensor:
+        """[key or value, token, head, dimension]: sinks, pages in `slots`, the newest tokens."""
+        sinks, recent = self.near.sinks(layer), self.near.recent(layer)
+        start = sinks.shape[1]
+        end = start + (0 if slots is None else len(slots) * self.shape.block_tokens)
+        full = self._buffer(end + recent.shape[1])
+        full[:, :start] = sinks
+        full[:, end:] = recent
+        if slots is not None:
+            self.far.gather(slots, full[:, start:end])
+        return full
+
+    def _buffer(self, tokens: int) -> torch.Tensor:
+        if self._full.shape[1] < tokens:
+            size = self.shape.block_tokens
+            self._full = self.shape.room(-(-tokens // size) * size)
+        return self._full[:, :tokens]
+
+    def _blocks(self, tokens: torch.Tensor) -> torch.Tensor:
+        """[head, block, token, dimension] of the whole blocks of [token, head, dimension]."""
+        size = self.shape.block_tokens
+        whole = tokens[: len(tokens) // size * size]
+        return whole.unflatten(0, (-1, size)).permute(2, 0, 1, 3)
+
+    def _passed(self, layer: int) -> None:
+        if layer < self.shape.layers - 1:
+            return
+        self._seal()
+        if self.selector is None:
+            self.far.ask_first()
+        else:
+            self.far.release()
+
+    def release(self) -> None:
+        """Give back what is pinned; the sequence may go on."""
+        self.far.release()
+
+    # --- sealing ---
+
+    def _seal(self) -> None:
+        """At the end of a pass: store the blocks that are full, forget those that are stored."""
+        size = self.shape.block_tokens
+        if set(self.near.lengths) != {len(self.tokens)}:
+            raise ValueError(
+                f"this cache was told of {len(self.tokens)} tokens and holds {self.length()}: call "
+                "the model itself, not a part of it, and begin a new cache after an error"
+            )
+        full = self.length() // size
+        if full > self._sealed:
+            names = self._keys(self.tokens[: full * size])
+            for number in range(self._sealed, full):
+                pages = self.near.block(number)
+                put = self.runtime.put(names[number : number + 1], pages, durability="fast")
+                self._puts.append((number, put))
+            self._sealed = full
+        keep = max(0, full - self._window)
+        if keep * size > self.near.base:
+            self._stored(keep)
+            self._sum_up(keep)
+            self.near.forget(keep * size)
+            self.far.count = max(0, keep - self._sinks)
+
+    def _stored(self, keep: int) -> None:
+        """Wait until the first `keep` blocks can be had from the runtime. Raises KvLost."""
+        while self._puts and self._puts[0][0] < keep:
+            first, put = self._puts.pop(0)
+            blocks, stamps = put.blocks, put.stamps
+            if put.failures or put.refused:
+                why = put.failures[0] if put.failures else "admission refused it"
+                raise KvLost(f"block {first} of a sequence could not be stored: {why}")
+            self.far.blocks = np.concatenate([self.far.blocks, blocks])
+            self.far.stamps = np.concatenate([self.far.stamps, stamps])
+
+    def _sum_up(self, keep: int) -> None:
+        """Summaries of the blocks that become far, where those before them have theirs."""
+        before = self.near.base // self.shape.block_tokens
+        first = max(before, self._sinks)
+        if self.selector is None or first >= keep:
+            return
+        for layer in range(self.shape.layers):
+            if self.selector.known(layer) == self.far.count:
+                blocks = self._blocks(self.near.recent(layer)[0])
+                self.selector.add(layer, blocks[:, first - before : keep - before])
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the sequence itself holds, beside the runtime's staging and without summaries."""
+        return self.near.memory_bytes + self._full.nbytes
+
+    # --- restoring ---
+
+    def restore(self, tokens: list[int]) -> int:
+        """Begin with the longest stored prefix of whole blocks; how many tokens that is. At least
+        one token is left to compute. Raises KvLost."""
+        size = self.shape.block_tokens
+        names = self._keys(tokens[: max(0, len(tokens) - 1)])
+        found = self.runtime.find(names) if names else None
+        if found is None or not len(found):
+            return 0
+        far, near = self.far, self.near
+        far.blocks, far.stamps = found.blocks, found.stamps
+        self._sealed = len(found)
+        near.begin(self._sealed * size)
+        far.count = max(0, self._sealed - self._sinks)
+        self.tokens = list(tokens[: near.base])
+        for place in range(min(self._sinks, self._sealed)):
+            for layer, block in enumerate(far.read_block(place)):
+                near.set_sinks(layer, place * size, block)
+        return near.base

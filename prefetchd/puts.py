@@ -26,6 +26,7 @@ from prefetchd.pipeline import Job, Waiter
 from prefetchd.records import NEVER_NS
 from prefetchd.room import Room
 from prefetchd.tickets import PutTicket
+from prefetchd.turns import Turns
 from prefetchd.writer import News, Written
 
 DURABILITIES = ("durable", "fast")
@@ -44,6 +45,16 @@ class PutLimits:
     room_timeout_ns: int
     write_timeout_ns: int
     ttl_s: float | None = None
+
+
+@dataclass(slots=True)
+class _Batch:
+    """One call. `no_room`: why it gets no more of it; so what it leaves is a prefix."""
+
+    number: int
+    durability: str
+    expires_ns: int
+    no_room: str = ""
 
 
 def puts_of(
@@ -71,7 +82,8 @@ def puts_of(
     )
     shape = parts.store.superblock
     fillers = Fillers(options.put_threads or threads_for_copies(), shape.extent_bytes)
-    return Puts(engine, parts.driver, room, admission, fillers, limits, putting)
+    turns = Turns(putting, parts.catalog, evicts=options.evict_blocks)
+    return Puts(engine, parts.driver, room, admission, fillers, limits, putting, turns)
 
 
 class Puts:
@@ -84,6 +96,7 @@ class Puts:
         fillers: Fillers,
         limits: PutLimits,
         putting: dict[int, PutTicket],
+        turns: Turns,
     ) -> None:
         self._engine = engine
         self._driver = driver
@@ -95,6 +108,7 @@ class Puts:
         self._write_timeout_ns = limits.write_timeout_ns
         self._ttl_s = limits.ttl_s
         self._open = putting
+        self._turns = turns
         self._numbers = 0
 
     def put(
@@ -105,24 +119,45 @@ class Puts:
         expires_ns = self._expiry(self._ttl_s if ttl_s is None else ttl_s)
         engine, binding = self._engine, self._driver.catalog.binding
         number, ticket = self._begin(len(names), durability)
+        batch = _Batch(number, durability, expires_ns)
         seeds = binding.seeds(np.frombuffer(b"".join(names), "V16")).tolist()
-        reserved = 0
+        reserved, job = 0, None
         try:
+            self._await_turn(number, names)
             with self.fillers.shift() as shift:
                 for position in range(len(names)):
-                    waiter = self._waiter(number, position, durability)
-                    job = self._reserved(waiter, names[position], seeds[position])
+                    job = self._reserved(batch, position, names[position], seeds[position])
                     reserved = position + 1
                     if job is not None:
                         task = partial(self._fill, job, rows[position], expires_ns)
                         shift.do(task, last=position == len(names) - 1)
         except BaseException:
-            with engine.lock:
-                for position in range(reserved, len(names)):
-                    self._settle(number, position, -1, "the put was interrupted")
+            self._interrupted(number, range(reserved, len(names)), job)
             raise
         engine.wake()
         return ticket
+
+    def _interrupted(self, number: int, left: range, job: Job | None) -> None:
+        """End what a put has not come to. `job`: reserved last, and perhaps never filled."""
+        with self._engine.lock:
+            if job is not None and not job.filling:
+                for end in self._driver.writer.filled(job, None, NEVER_NS):
+                    self.written(end)
+            for position in left:
+                self._settle(number, position, -1, "the put was interrupted")
+
+    def _await_turn(self, number: int, names: list[bytes]) -> None:
+        """Wait while it has no room beside the puts before it, before it holds anything; not if
+        all of it is there. If that takes too long its blocks are tried all the same."""
+        turns, catalog = self._turns, self._driver.catalog
+
+        def begins() -> bool:
+            with self._engine.lock:
+                if number not in self._open or turns.may_begin(number):
+                    return True
+                return all(catalog.find(name) >= 0 for name in names)
+
+        self._engine.wait(begins, self._engine.clock() + self._room_timeout_ns)
 
     def _begin(self, count: int, durability: str) -> tuple[int, PutTicket]:
         if durability not in DURABILITIES:
@@ -144,53 +179,106 @@ class Puts:
         expires_ns = self._expiry(self._ttl_s if ttl_s is None else ttl_s)
         engine, writer = self._engine, self._driver.writer
         number, ticket = self._begin(1, durability)
+        batch = _Batch(number, durability, expires_ns)
         with engine.lock:
-            waiter = self._waiter(number, 0, durability)
+            waiter = self._waiter(batch, 0)
             if self._answered(waiter, key) or self._refused(waiter, key):
                 return ticket, False
-        deadline_ns = engine.clock() + self._room_timeout_ns
-        engine.wait(lambda: writer.lost or not writer.full, deadline_ns)
-        with engine.lock:
-            engine.check()
-            waiter = self._waiter(number, 0, durability)
-            if self._answered(waiter, key):
-                return ticket, False
-            if writer.full:
-                self._fail(waiter, _LOST if writer.lost else _BUSY)
-                return ticket, False
-            pages = self.behind.bytes_of(opened)
-            job = writer.reserve(waiter, key, self._driver.catalog.binding.seed(key), opened)
-            self._fill(job, pages, expires_ns)
-        engine.wake()
-        return ticket, True
+        jobs: list[Job] = []
 
-    def _reserved(self, waiter: Waiter, key: bytes, seed: int) -> Job | None:
+        def decide(last: bool) -> bool:
+            waiter = self._waiter(batch, 0)
+            if self._answered(waiter, key):
+                return True
+            if writer.full:
+                return self._without_buffer(waiter, last)
+            pages = self.behind.bytes_of(opened)
+            seed = self._driver.catalog.binding.seed(key)
+            jobs.append(writer.reserve(waiter, key, seed, opened))
+            self._fill(jobs[0], pages, expires_ns)
+            return True
+
+        self._decide(decide)
+        engine.wake()
+        return ticket, bool(jobs)
+
+    def _reserved(self, batch: _Batch, position: int, key: bytes, seed: int) -> Job | None:
         """Room for a block; None if it needs or gets none."""
         engine, writer = self._engine, self._driver.writer
         with engine.lock:
+            waiter = self._waiter(batch, position)
             if self._answered(waiter, key) or self._refused(waiter, key):
                 return None
-        engine.wait(self.room.ready, engine.clock() + self._room_timeout_ns)
-        with engine.lock:
-            engine.check()
-            if self._answered(waiter, key):
-                return None  # somebody else put it meanwhile
-            if writer.full:
-                self._fail(waiter, _LOST if writer.lost else _BUSY)
+            if batch.no_room:
+                self._fail(waiter, batch.no_room)
                 return None
-            try:
-                return writer.reserve(waiter, key, seed)
-            except StoreFullError as error:
-                self._fail(waiter, f"{error}{self._own_share(waiter)}")
-                return None
+        jobs: list[Job] = []
 
-    def _own_share(self, waiter: Waiter) -> str:
-        own = int(np.count_nonzero(self._open[waiter.put].blocks_so_far >= 0))
+        def decide(last: bool) -> bool:
+            waiter = self._waiter(batch, position)
+            if self._answered(waiter, key):
+                return True  # somebody else put it meanwhile
+            if writer.full:
+                return self._without_buffer(waiter, last)
+            if not last and not self._extent_decided(batch.number):
+                return False
+            try:
+                jobs.append(writer.reserve(waiter, key, seed))
+            except StoreFullError as error:
+                batch.no_room = f"{error}{self._shares(batch.number)}"
+                self._fail(waiter, batch.no_room)
+            return True
+
+        try:
+            self._decide(decide)
+        finally:
+            with engine.lock:
+                self._turns.goes_on(batch.number)
+        return jobs[0] if jobs else None
+
+    def _decide(self, decide: Callable[[bool], bool]) -> None:
+        """Call `decide` under the lock until it has decided, and with True when time is up.
+
+        What it finds free it takes before anybody else can.
+        """
+        engine = self._engine
+        decided = False
+
+        def attempt() -> bool:
+            nonlocal decided
+            with engine.lock:
+                if not decided:
+                    engine.check()
+                    decided = decide(False)
+                return decided
+
+        if not engine.wait(attempt, engine.clock() + self._room_timeout_ns):
+            with engine.lock:
+                engine.check()
+                decide(True)
+
+    def _without_buffer(self, waiter: Waiter, last: bool) -> bool:
+        lost = self._driver.writer.lost
+        if lost or last:
+            self._fail(waiter, _LOST if lost else _BUSY)
+        return lost or last
+
+    def _extent_decided(self, put: int) -> bool:
+        """Whether there is an extent for it, or never will be."""
+        if not self.room.has_extent():
+            return False
+        return self._driver.catalog.has_room or not self._turns.waits(put)
+
+    def _shares(self, put: int) -> str:
+        own, others = self._turns.stored(put), self._turns.stored_by_others(put)
+        if others:
+            return f", {own} by what this put began with, {others} by other puts; put the rest again"
         return f", {own} by what this put began with, which stays; put less at once" if own else ""
 
     def _fill(self, job: Job, rows: NDArray[np.uint8], expires_ns: int) -> None:
         """Without the lock: copying takes longer than everything else there is to do."""
         checksums = None
+        job.filling = True
         try:
             checksums = self._driver.writer.fill(job, rows)
         finally:
@@ -216,9 +304,9 @@ class Puts:
         for waiter in fast:
             self._settle(waiter.put, waiter.position, job.block)
 
-    def _waiter(self, number: int, position: int, durability: str) -> Waiter:
+    def _waiter(self, batch: _Batch, position: int) -> Waiter:
         deadline_ns = self._engine.clock() + self._write_timeout_ns
-        return Waiter(number, position, durability == "durable", deadline_ns)
+        return Waiter(batch.number, position, batch.durability == "durable", deadline_ns)
 
     def _expiry(self, ttl_s: float | None) -> int:
         if ttl_s is None:

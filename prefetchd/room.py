@@ -146,15 +146,6 @@ class Room:
         catalog.hide(blocks)
         self._leaving = np.concatenate([self._leaving, blocks])
 
-    def ready(self) -> bool:
-        """Whether the next put can be decided: there is a buffer and an extent, or never will be.
-        Makes room if there is none."""
-        with self._engine.lock:
-            writer = self._driver.writer
-            if writer.lost:
-                return True
-            return not writer.full and self.has_extent()
-
     def has_extent(self) -> bool:
         """Whether there is a free extent, or never will be. Makes room if there is none."""
         with self._engine.lock:

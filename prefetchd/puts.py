@@ -21,7 +21,9 @@ from prefetchd.driver import Driver
 from prefetchd.engine import Engine
 from prefetchd.filling import Fillers, threads_for_copies
 from prefetchd.hostinfo import why_not
+from prefetchd.lookups import as_pages
 from prefetchd.model import Mask
+from prefetchd.patience import BUSY, LOST, Patience
 from prefetchd.pipeline import Job, Waiter
 from prefetchd.records import NEVER_NS
 from prefetchd.room import Room
@@ -30,21 +32,6 @@ from prefetchd.turns import Turns
 from prefetchd.writer import News, Written
 
 DURABILITIES = ("durable", "fast")
-_BUSY = "all write buffers are busy; the device ends no write"
-_LOST = (
-    "all write buffers are held by writes that the device never ended; see the kernel log, and "
-    "open the store anew"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class PutLimits:
-    """`room_timeout_ns`: the longest wait for a write buffer or an extent; `write_timeout_ns`:
-    after it a block that is being written is given up; `ttl_s`: of blocks put without one."""
-
-    room_timeout_ns: int
-    write_timeout_ns: int
-    ttl_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -53,7 +40,6 @@ class _Batch:
 
     number: int
     durability: str
-    expires_ns: int
     no_room: str = ""
 
 
@@ -77,13 +63,13 @@ def puts_of(
         read_only=parts.store.read_only,
     )
     admission = Admission(options.admission, max(1024, parts.geometry.blocks))
-    limits = PutLimits(
-        int(options.demand_timeout_s * 1e9), int(options.put_timeout_s * 1e9), options.ttl_s
-    )
     shape = parts.store.superblock
     fillers = Fillers(options.put_threads or threads_for_copies(), shape.extent_bytes)
     turns = Turns(putting, parts.catalog, evicts=options.evict_blocks)
-    return Puts(engine, parts.driver, room, admission, fillers, limits, putting, turns)
+    patience = Patience(engine, parts.driver, room, turns, int(options.demand_timeout_s * 1e9))
+    write_timeout_ns = int(options.put_timeout_s * 1e9)
+    made = (parts.driver, room, admission, fillers, write_timeout_ns, options.ttl_s)
+    return Puts(engine, *made, putting, patience)
 
 
 class Puts:
@@ -94,9 +80,10 @@ class Puts:
         room: Room,
         admission: Admission,
         fillers: Fillers,
-        limits: PutLimits,
+        write_timeout_ns: int,
+        ttl_s: float | None,
         putting: dict[int, PutTicket],
-        turns: Turns,
+        patience: Patience,
     ) -> None:
         self._engine = engine
         self._driver = driver
@@ -104,26 +91,26 @@ class Puts:
         self.behind = Behind(engine, driver, room)
         self.admission = admission
         self.fillers = fillers
-        self._room_timeout_ns = limits.room_timeout_ns
-        self._write_timeout_ns = limits.write_timeout_ns
-        self._ttl_s = limits.ttl_s
+        self._write_timeout_ns = write_timeout_ns
+        self._ttl_s = ttl_s
         self._open = putting
-        self._turns = turns
+        self._patience = patience
         self._numbers = 0
 
     def put(
         self, names: list[bytes], pages: NDArray[np.generic], durability: str, ttl_s: float | None
     ) -> PutTicket:
         """Raises ValueError for a wrong shape, level or time, EngineError when stopped."""
-        rows = self.as_pages(pages, len(names))
-        expires_ns = self._expiry(self._ttl_s if ttl_s is None else ttl_s)
+        rows = as_pages(pages, len(names), self._driver.catalog.superblock)
+        expires_ns = self.room.expiry_ns(self._ttl_s if ttl_s is None else ttl_s)
         engine, binding = self._engine, self._driver.catalog.binding
         number, ticket = self._begin(len(names), durability)
-        batch = _Batch(number, durability, expires_ns)
+        batch = _Batch(number, durability)
         seeds = binding.seeds(np.frombuffer(b"".join(names), "V16")).tolist()
         reserved, job = 0, None
         try:
-            self._await_turn(number, names)
+            if names:
+                self._patience.for_turn(number, names)
             with self.fillers.shift() as shift:
                 for position in range(len(names)):
                     job = self._reserved(batch, position, names[position], seeds[position])
@@ -146,19 +133,6 @@ class Puts:
             for position in left:
                 self._settle(number, position, -1, "the put was interrupted")
 
-    def _await_turn(self, number: int, names: list[bytes]) -> None:
-        """Wait while it has no room beside the puts before it, before it holds anything; not if
-        all of it is there. If that takes too long its blocks are tried all the same."""
-        turns, catalog = self._turns, self._driver.catalog
-
-        def begins() -> bool:
-            with self._engine.lock:
-                if number not in self._open or turns.may_begin(number):
-                    return True
-                return all(catalog.find(name) >= 0 for name in names)
-
-        self._engine.wait(begins, self._engine.clock() + self._room_timeout_ns)
-
     def _begin(self, count: int, durability: str) -> tuple[int, PutTicket]:
         if durability not in DURABILITIES:
             raise ValueError(f"durability is one of {DURABILITIES}, not {durability!r}")
@@ -176,10 +150,10 @@ class Puts:
     ) -> tuple[PutTicket, bool]:
         """Store an open block; its ticket, and whether it is on its way, so that it is not the
         caller's any more. If not, it was refused, could not be stored, or the key is there."""
-        expires_ns = self._expiry(self._ttl_s if ttl_s is None else ttl_s)
+        expires_ns = self.room.expiry_ns(self._ttl_s if ttl_s is None else ttl_s)
         engine, writer = self._engine, self._driver.writer
         number, ticket = self._begin(1, durability)
-        batch = _Batch(number, durability, expires_ns)
+        batch = _Batch(number, durability)
         with engine.lock:
             waiter = self._waiter(batch, 0)
             if self._answered(waiter, key) or self._refused(waiter, key):
@@ -198,14 +172,14 @@ class Puts:
             self._fill(jobs[0], pages, expires_ns)
             return True
 
-        self._decide(decide)
+        self._patience.decide(decide, number)
         engine.wake()
         return ticket, bool(jobs)
 
     def _reserved(self, batch: _Batch, position: int, key: bytes, seed: int) -> Job | None:
         """Room for a block; None if it needs or gets none."""
-        engine, writer = self._engine, self._driver.writer
-        with engine.lock:
+        patience, writer = self._patience, self._driver.writer
+        with self._engine.lock:
             waiter = self._waiter(batch, position)
             if self._answered(waiter, key) or self._refused(waiter, key):
                 return None
@@ -220,60 +194,23 @@ class Puts:
                 return True  # somebody else put it meanwhile
             if writer.full:
                 return self._without_buffer(waiter, last)
-            if not last and not self._extent_decided(batch.number):
+            if not last and not patience.extent_decided(batch.number):
                 return False
             try:
                 jobs.append(writer.reserve(waiter, key, seed))
             except StoreFullError as error:
-                batch.no_room = f"{error}{self._shares(batch.number)}"
+                batch.no_room = f"{error}{patience.shares(batch.number)}"
                 self._fail(waiter, batch.no_room)
             return True
 
-        try:
-            self._decide(decide)
-        finally:
-            with engine.lock:
-                self._turns.goes_on(batch.number)
+        patience.decide(decide, batch.number)
         return jobs[0] if jobs else None
-
-    def _decide(self, decide: Callable[[bool], bool]) -> None:
-        """Call `decide` under the lock until it has decided, and with True when time is up.
-
-        What it finds free it takes before anybody else can.
-        """
-        engine = self._engine
-        decided = False
-
-        def attempt() -> bool:
-            nonlocal decided
-            with engine.lock:
-                if not decided:
-                    engine.check()
-                    decided = decide(False)
-                return decided
-
-        if not engine.wait(attempt, engine.clock() + self._room_timeout_ns):
-            with engine.lock:
-                engine.check()
-                decide(True)
 
     def _without_buffer(self, waiter: Waiter, last: bool) -> bool:
         lost = self._driver.writer.lost
         if lost or last:
-            self._fail(waiter, _LOST if lost else _BUSY)
+            self._fail(waiter, LOST if lost else BUSY)
         return lost or last
-
-    def _extent_decided(self, put: int) -> bool:
-        """Whether there is an extent for it, or never will be."""
-        if not self.room.has_extent():
-            return False
-        return self._driver.catalog.has_room or not self._turns.waits(put)
-
-    def _shares(self, put: int) -> str:
-        own, others = self._turns.stored(put), self._turns.stored_by_others(put)
-        if others:
-            return f", {own} by what this put began with, {others} by other puts; put the rest again"
-        return f", {own} by what this put began with, which stays; put less at once" if own else ""
 
     def _fill(self, job: Job, rows: NDArray[np.uint8], expires_ns: int) -> None:
         """Without the lock: copying takes longer than everything else there is to do."""
@@ -307,24 +244,6 @@ class Puts:
     def _waiter(self, batch: _Batch, position: int) -> Waiter:
         deadline_ns = self._engine.clock() + self._write_timeout_ns
         return Waiter(batch.number, position, batch.durability == "durable", deadline_ns)
-
-    def _expiry(self, ttl_s: float | None) -> int:
-        if ttl_s is None:
-            return NEVER_NS
-        if not ttl_s > 0:
-            raise ValueError(f"a time to live of {ttl_s} s; give a number of seconds above 0")
-        return min(NEVER_NS, self.room.wall_ns() + int(min(ttl_s, 1e9) * 1e9))
-
-    def as_pages(self, pages: NDArray[np.generic], count: int) -> NDArray[np.uint8]:
-        store = self._driver.catalog.superblock
-        shape = (count, store.layers, store.page_bytes)
-        flat = np.ascontiguousarray(pages).reshape(-1).view(np.uint8)
-        if flat.size != count * shape[1] * shape[2] or pages.shape[:2] != shape[:2]:
-            raise ValueError(
-                f"pages for {count} keys take {shape} bytes, got {flat.size} bytes "
-                f"(array of shape {pages.shape}, {pages.dtype})"
-            )
-        return flat.reshape(shape)
 
     def _answered(self, waiter: Waiter, key: bytes) -> bool:
         """Whether the block is there, or on its way, so that nothing need be written."""

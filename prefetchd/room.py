@@ -20,7 +20,7 @@ from prefetchd.driver import Driver
 from prefetchd.engine import Engine
 from prefetchd.format import Superblock
 from prefetchd.model import NO_IDS, Forgotten, Geometry, Ids, Mask
-from prefetchd.records import PUBLISH
+from prefetchd.records import NEVER_NS, PUBLISH
 from prefetchd.store_place import StoreError
 
 log = logging.getLogger("prefetchd")
@@ -105,6 +105,14 @@ class Room:
     def lease(self, blocks: Ids) -> None:
         """Somebody has learnt of these blocks, or uses them: keep them for a while."""
         self._leased_until_ns[blocks] = self._engine.clock() + self._lease_ns
+
+    def expiry_ns(self, ttl_s: float | None) -> int:
+        """When what is put now expires, by the wall clock. Raises ValueError."""
+        if ttl_s is None:
+            return NEVER_NS
+        if not ttl_s > 0:
+            raise ValueError(f"a time to live of {ttl_s} s; give a number of seconds above 0")
+        return min(NEVER_NS, self.wall_ns() + int(min(ttl_s, 1e9) * 1e9))
 
     def tidy(self) -> None:
         """Let go of what has expired or rotted, and of what somebody held when it did."""

@@ -1,8 +1,7 @@
 """What callers name blocks by, and what they are told of those that are there.
 
 Decides what a key and a block of pages look like, and what proves that a block index still means
-the block it meant.
-Looks nothing up itself.
+the block it meant. Looks nothing up itself.
 """
 
 from __future__ import annotations

@@ -79,7 +79,6 @@ class Patience:
         """Who holds the blocks that are in use, in words."""
         own, others = self._turns.stored(put), self._turns.stored_by_others(put)
         if others:
-            return (
-                f", {own} by what this put began with, {others} by other puts; put the rest again"
-            )
+            words = f", {own} by what this put began with, {others} by other puts"
+            return f"{words} that have not ended; put the rest again"
         return f", {own} by what this put began with, which stays; put less at once" if own else ""

@@ -1,4 +1,4 @@
-"""Puts at the same time: each gets what it would get alone, as long as the store has room for it."""
+"""Puts at the same time: each gets what it would get alone if the store has room for it."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_where_readers_leave_no_room_for_two_puts_one_is_whole_and_both_are_pref
                 def put(first: int, tickets: list[PutTicket] = tickets) -> None:
                     tickets.append(runtime.put(keys(3, first), pages[:3]).wait())
 
-                at_once([lambda at=at: put(turn * 6 + at) for at in (0, 3)])  # type: ignore[misc]
+                at_once([lambda at=at: put(at) for at in (turn * 6, turn * 6 + 3)])  # type: ignore[misc]
                 stored = [(ticket.blocks >= 0).tolist() for ticket in tickets]
                 assert [True] * 3 in stored
                 assert all(one == sorted(one, reverse=True) for one in stored)

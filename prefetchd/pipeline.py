@@ -50,10 +50,10 @@ class Waiter:
 @dataclass(slots=True)
 class Job:
     """A block on its way to the medium, first through write buffer `buffer`. `visible`: it is found
-    already. `opened`: its extent and its pages in staging were there before the put. `staged`: its
-    pages came into staging before it was written. `written`: the device has its payload.
-    `deadline_ns`: until then a staged one is waited for. `since_ns`: when it was found, or else
-    written."""
+    already. `filling`: somebody has begun to fill its buffer. `opened`: its extent and its pages in
+    staging were there before the put. `staged`: its pages came into staging before it was written.
+    `written`: the device has its payload. `deadline_ns`: until then a staged one is waited for.
+    `since_ns`: when it was found, or else written."""
 
     block: int
     key: bytes
@@ -62,6 +62,7 @@ class Job:
     buffer: int
     seed: int
     opened: bool = False
+    filling: bool = False
     visible: bool = False
     staged: bool = False
     written: bool = False

@@ -21,29 +21,26 @@ from prefetchd.driver import Driver
 from prefetchd.engine import Engine
 from prefetchd.filling import Fillers, threads_for_copies
 from prefetchd.hostinfo import why_not
+from prefetchd.lookups import as_pages
 from prefetchd.model import Mask
+from prefetchd.patience import BUSY, LOST, Patience
 from prefetchd.pipeline import Job, Waiter
 from prefetchd.records import NEVER_NS
 from prefetchd.room import Room
 from prefetchd.tickets import PutTicket
+from prefetchd.turns import Turns
 from prefetchd.writer import News, Written
 
 DURABILITIES = ("durable", "fast")
-_BUSY = "all write buffers are busy; the device ends no write"
-_LOST = (
-    "all write buffers are held by writes that the device never ended; see the kernel log, and "
-    "open the store anew"
-)
 
 
-@dataclass(frozen=True, slots=True)
-class PutLimits:
-    """`room_timeout_ns`: the longest wait for a write buffer or an extent; `write_timeout_ns`:
-    after it a block that is being written is given up; `ttl_s`: of blocks put without one."""
+@dataclass(slots=True)
+class _Batch:
+    """One call. `no_room`: why it gets no more of it; so what it leaves is a prefix."""
 
-    room_timeout_ns: int
-    write_timeout_ns: int
-    ttl_s: float | None = None
+    number: int
+    durability: str
+    no_room: str = ""
 
 
 def puts_of(
@@ -66,12 +63,13 @@ def puts_of(
         read_only=parts.store.read_only,
     )
     admission = Admission(options.admission, max(1024, parts.geometry.blocks))
-    limits = PutLimits(
-        int(options.demand_timeout_s * 1e9), int(options.put_timeout_s * 1e9), options.ttl_s
-    )
     shape = parts.store.superblock
     fillers = Fillers(options.put_threads or threads_for_copies(), shape.extent_bytes)
-    return Puts(engine, parts.driver, room, admission, fillers, limits, putting)
+    turns = Turns(putting, parts.catalog, evicts=options.evict_blocks)
+    patience = Patience(engine, parts.driver, room, turns, int(options.demand_timeout_s * 1e9))
+    write_timeout_ns = int(options.put_timeout_s * 1e9)
+    made = (parts.driver, room, admission, fillers, write_timeout_ns, options.ttl_s)
+    return Puts(engine, *made, putting, patience)
 
 
 class Puts:
@@ -82,8 +80,10 @@ class Puts:
         room: Room,
         admission: Admission,
         fillers: Fillers,
-        limits: PutLimits,
+        write_timeout_ns: int,
+        ttl_s: float | None,
         putting: dict[int, PutTicket],
+        patience: Patience,
     ) -> None:
         self._engine = engine
         self._driver = driver
@@ -91,38 +91,47 @@ class Puts:
         self.behind = Behind(engine, driver, room)
         self.admission = admission
         self.fillers = fillers
-        self._room_timeout_ns = limits.room_timeout_ns
-        self._write_timeout_ns = limits.write_timeout_ns
-        self._ttl_s = limits.ttl_s
+        self._write_timeout_ns = write_timeout_ns
+        self._ttl_s = ttl_s
         self._open = putting
+        self._patience = patience
         self._numbers = 0
 
     def put(
         self, names: list[bytes], pages: NDArray[np.generic], durability: str, ttl_s: float | None
     ) -> PutTicket:
         """Raises ValueError for a wrong shape, level or time, EngineError when stopped."""
-        rows = self.as_pages(pages, len(names))
-        expires_ns = self._expiry(self._ttl_s if ttl_s is None else ttl_s)
+        rows = as_pages(pages, len(names), self._driver.catalog.superblock)
+        expires_ns = self.room.expiry_ns(self._ttl_s if ttl_s is None else ttl_s)
         engine, binding = self._engine, self._driver.catalog.binding
         number, ticket = self._begin(len(names), durability)
+        batch = _Batch(number, durability)
         seeds = binding.seeds(np.frombuffer(b"".join(names), "V16")).tolist()
-        reserved = 0
+        reserved, job = 0, None
         try:
+            if names:
+                self._patience.for_turn(number, names)
             with self.fillers.shift() as shift:
                 for position in range(len(names)):
-                    waiter = self._waiter(number, position, durability)
-                    job = self._reserved(waiter, names[position], seeds[position])
+                    job = self._reserved(batch, position, names[position], seeds[position])
                     reserved = position + 1
                     if job is not None:
                         task = partial(self._fill, job, rows[position], expires_ns)
                         shift.do(task, last=position == len(names) - 1)
         except BaseException:
-            with engine.lock:
-                for position in range(reserved, len(names)):
-                    self._settle(number, position, -1, "the put was interrupted")
+            self._interrupted(number, range(reserved, len(names)), job)
             raise
         engine.wake()
         return ticket
+
+    def _interrupted(self, number: int, left: range, job: Job | None) -> None:
+        """End what a put has not come to. `job`: reserved last, and perhaps never filled."""
+        with self._engine.lock:
+            if job is not None and not job.filling:
+                for end in self._driver.writer.filled(job, None, NEVER_NS):
+                    self.written(end)
+            for position in left:
+                self._settle(number, position, -1, "the put was interrupted")
 
     def _begin(self, count: int, durability: str) -> tuple[int, PutTicket]:
         if durability not in DURABILITIES:
@@ -141,56 +150,72 @@ class Puts:
     ) -> tuple[PutTicket, bool]:
         """Store an open block; its ticket, and whether it is on its way, so that it is not the
         caller's any more. If not, it was refused, could not be stored, or the key is there."""
-        expires_ns = self._expiry(self._ttl_s if ttl_s is None else ttl_s)
+        expires_ns = self.room.expiry_ns(self._ttl_s if ttl_s is None else ttl_s)
         engine, writer = self._engine, self._driver.writer
         number, ticket = self._begin(1, durability)
+        batch = _Batch(number, durability)
         with engine.lock:
-            waiter = self._waiter(number, 0, durability)
+            waiter = self._waiter(batch, 0)
             if self._answered(waiter, key) or self._refused(waiter, key):
                 return ticket, False
-        deadline_ns = engine.clock() + self._room_timeout_ns
-        engine.wait(lambda: writer.lost or not writer.full, deadline_ns)
-        with engine.lock:
-            engine.check()
-            waiter = self._waiter(number, 0, durability)
+        jobs: list[Job] = []
+
+        def decide(last: bool) -> bool:
+            waiter = self._waiter(batch, 0)
             if self._answered(waiter, key):
-                return ticket, False
+                return True
             if writer.full:
-                self._fail(waiter, _LOST if writer.lost else _BUSY)
-                return ticket, False
+                return self._without_buffer(waiter, last)
             pages = self.behind.bytes_of(opened)
-            job = writer.reserve(waiter, key, self._driver.catalog.binding.seed(key), opened)
-            self._fill(job, pages, expires_ns)
-        engine.wake()
-        return ticket, True
+            seed = self._driver.catalog.binding.seed(key)
+            jobs.append(writer.reserve(waiter, key, seed, opened))
+            self._fill(jobs[0], pages, expires_ns)
+            return True
 
-    def _reserved(self, waiter: Waiter, key: bytes, seed: int) -> Job | None:
+        self._patience.decide(decide, number)
+        engine.wake()
+        return ticket, bool(jobs)
+
+    def _reserved(self, batch: _Batch, position: int, key: bytes, seed: int) -> Job | None:
         """Room for a block; None if it needs or gets none."""
-        engine, writer = self._engine, self._driver.writer
-        with engine.lock:
+        patience, writer = self._patience, self._driver.writer
+        with self._engine.lock:
+            waiter = self._waiter(batch, position)
             if self._answered(waiter, key) or self._refused(waiter, key):
                 return None
-        engine.wait(self.room.ready, engine.clock() + self._room_timeout_ns)
-        with engine.lock:
-            engine.check()
-            if self._answered(waiter, key):
-                return None  # somebody else put it meanwhile
-            if writer.full:
-                self._fail(waiter, _LOST if writer.lost else _BUSY)
+            if batch.no_room:
+                self._fail(waiter, batch.no_room)
                 return None
-            try:
-                return writer.reserve(waiter, key, seed)
-            except StoreFullError as error:
-                self._fail(waiter, f"{error}{self._own_share(waiter)}")
-                return None
+        jobs: list[Job] = []
 
-    def _own_share(self, waiter: Waiter) -> str:
-        own = int(np.count_nonzero(self._open[waiter.put].blocks_so_far >= 0))
-        return f", {own} by what this put began with, which stays; put less at once" if own else ""
+        def decide(last: bool) -> bool:
+            waiter = self._waiter(batch, position)
+            if self._answered(waiter, key):
+                return True  # somebody else put it meanwhile
+            if writer.full:
+                return self._without_buffer(waiter, last)
+            if not last and not patience.extent_decided(batch.number):
+                return False
+            try:
+                jobs.append(writer.reserve(waiter, key, seed))
+            except StoreFullError as error:
+                batch.no_room = f"{error}{patience.shares(batch.number)}"
+                self._fail(waiter, batch.no_room)
+            return True
+
+        patience.decide(decide, batch.number)
+        return jobs[0] if jobs else None
+
+    def _without_buffer(self, waiter: Waiter, last: bool) -> bool:
+        lost = self._driver.writer.lost
+        if lost or last:
+            self._fail(waiter, LOST if lost else BUSY)
+        return lost or last
 
     def _fill(self, job: Job, rows: NDArray[np.uint8], expires_ns: int) -> None:
         """Without the lock: copying takes longer than everything else there is to do."""
         checksums = None
+        job.filling = True
         try:
             checksums = self._driver.writer.fill(job, rows)
         finally:
@@ -216,27 +241,9 @@ class Puts:
         for waiter in fast:
             self._settle(waiter.put, waiter.position, job.block)
 
-    def _waiter(self, number: int, position: int, durability: str) -> Waiter:
+    def _waiter(self, batch: _Batch, position: int) -> Waiter:
         deadline_ns = self._engine.clock() + self._write_timeout_ns
-        return Waiter(number, position, durability == "durable", deadline_ns)
-
-    def _expiry(self, ttl_s: float | None) -> int:
-        if ttl_s is None:
-            return NEVER_NS
-        if not ttl_s > 0:
-            raise ValueError(f"a time to live of {ttl_s} s; give a number of seconds above 0")
-        return min(NEVER_NS, self.room.wall_ns() + int(min(ttl_s, 1e9) * 1e9))
-
-    def as_pages(self, pages: NDArray[np.generic], count: int) -> NDArray[np.uint8]:
-        store = self._driver.catalog.superblock
-        shape = (count, store.layers, store.page_bytes)
-        flat = np.ascontiguousarray(pages).reshape(-1).view(np.uint8)
-        if flat.size != count * shape[1] * shape[2] or pages.shape[:2] != shape[:2]:
-            raise ValueError(
-                f"pages for {count} keys take {shape} bytes, got {flat.size} bytes "
-                f"(array of shape {pages.shape}, {pages.dtype})"
-            )
-        return flat.reshape(shape)
+        return Waiter(batch.number, position, batch.durability == "durable", deadline_ns)
 
     def _answered(self, waiter: Waiter, key: bytes) -> bool:
         """Whether the block is there, or on its way, so that nothing need be written."""

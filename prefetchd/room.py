@@ -20,7 +20,7 @@ from prefetchd.driver import Driver
 from prefetchd.engine import Engine
 from prefetchd.format import Superblock
 from prefetchd.model import NO_IDS, Forgotten, Geometry, Ids, Mask
-from prefetchd.records import PUBLISH
+from prefetchd.records import NEVER_NS, PUBLISH
 from prefetchd.store_place import StoreError
 
 log = logging.getLogger("prefetchd")
@@ -106,6 +106,14 @@ class Room:
         """Somebody has learnt of these blocks, or uses them: keep them for a while."""
         self._leased_until_ns[blocks] = self._engine.clock() + self._lease_ns
 
+    def expiry_ns(self, ttl_s: float | None) -> int:
+        """When what is put now expires, by the wall clock. Raises ValueError."""
+        if ttl_s is None:
+            return NEVER_NS
+        if not ttl_s > 0:
+            raise ValueError(f"a time to live of {ttl_s} s; give a number of seconds above 0")
+        return min(NEVER_NS, self.wall_ns() + int(min(ttl_s, 1e9) * 1e9))
+
     def tidy(self) -> None:
         """Let go of what has expired or rotted, and of what somebody held when it did."""
         catalog = self._driver.catalog
@@ -145,15 +153,6 @@ class Room:
         self.rotten += len(blocks)
         catalog.hide(blocks)
         self._leaving = np.concatenate([self._leaving, blocks])
-
-    def ready(self) -> bool:
-        """Whether the next put can be decided: there is a buffer and an extent, or never will be.
-        Makes room if there is none."""
-        with self._engine.lock:
-            writer = self._driver.writer
-            if writer.lost:
-                return True
-            return not writer.full and self.has_extent()
 
     def has_extent(self) -> bool:
         """Whether there is a free extent, or never will be. Makes room if there is none."""

@@ -194,7 +194,8 @@ class Runtime:
 
         Known keys are not written again. `ttl_s`: seconds after which the block is found no more
         (default: `Options.ttl_s`). Waits while all write buffers are busy, and while blocks are
-        evicted to make room, at most `Options.demand_timeout_s` a block: then that block fails.
+        evicted to make room, at most `Options.demand_timeout_s` a block: then that block fails. At
+        most as long it waits for the puts before it, if the store has no room for all of them.
         Raises ValueError for a wrong shape, level or time.
         """
         return self._puts.put(as_keys(keys), pages, durability, ttl_s)

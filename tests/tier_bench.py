@@ -127,7 +127,7 @@ class Tier:
         if self.writer.under_way(key):
             if not self.writer.join(key, waiter):
                 return None
-        elif self.catalog.find(key) >= 0 or not self.room.ready() or self.writer.full:
+        elif self.catalog.find(key) >= 0 or self.writer.full or not self.room.has_extent():
             return None
         else:
             job = self.writer.reserve(waiter, key, self.catalog.binding.seed(key))

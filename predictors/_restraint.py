@@ -263,6 +263,8 @@ class Holding:
             self._asked = asked
 
     def earned(self, asked: Ids) -> Ids:
+        if len(asked) == 0:
+            return asked
         return asked[: np.count_nonzero(_parts(len(asked)) < self.earned_parts)]
 
     def _decay(self) -> None:

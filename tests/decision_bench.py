@@ -82,7 +82,8 @@ class Costs:
     @property
     def parts_us(self) -> NDArray[np.float64]:
         """Each part of a mean (step, layer)."""
-        return self.spent_ns.sum(axis=0) / (1e3 * len(self.spent_ns))
+        us: NDArray[np.float64] = self.spent_ns.sum(axis=0) / (1e3 * len(self.spent_ns))
+        return us
 
     @property
     def page_us(self) -> float:

@@ -53,7 +53,6 @@ RECENT_DECAY = 0.9  # per pass over the layers
 PASS_ACCESSES_MIN = 16  # with few layers a pass alone is too short to judge by
 PROBE_ACCESSES = 32  # a useless source may guess one page in this many accesses
 SHOWN_PASSES = 8  # a useless source sees one pass in so many
-NO_SCORES, NO_CODES = np.empty(0, np.float32), np.empty(0, np.uint8)
 HINT_ACCESSES = 8  # page hints keep coming while there was one in so many accesses
 
 
@@ -291,8 +290,6 @@ class Auto(Predictor):
 def _weighed(number: int, source: _Source, guess: Guess, room: int) -> Weighed:
     """At most `room` pages of a source's guess, their scores, and codes that tell it apart."""
     pages = guess.pages[:room]
-    if len(pages) == 0:
-        return Weighed(pages, NO_SCORES, NO_CODES, None, source.holding.earned(guess.keep))
     sure = np.float32(0.5) if guess.confidence is None else guess.confidence[:room]
     return Weighed(
         pages,

@@ -55,9 +55,11 @@ def merged(guesses: Sequence[Weighed], limit: int) -> Guess:
     """One guess of at most `limit` pages, best first, and all that any of them holds."""
     said = [guess for guess in guesses if len(guess.pages)]
     held = each_once([guess.held for guess in guesses if len(guess.held)])
-    pages = np.concatenate([NO_IDS, *[guess.pages for guess in said]])
-    scores = np.concatenate([np.empty(0, np.float32), *[guess.scores for guess in said]])
-    codes = np.concatenate([np.empty(0, np.uint8), *[guess.codes for guess in said]])
+    if not said:
+        return Guess(keep=held)
+    pages = np.concatenate([guess.pages for guess in said])
+    scores = np.concatenate([guess.scores for guess in said])
+    codes = np.concatenate([guess.codes for guess in said])
     best = best_first(pages, scores)[: max(0, limit)]
     deadlines = [guess.deadline_ns for guess in said]
     known = [deadline for deadline in deadlines if deadline is not None]

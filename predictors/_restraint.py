@@ -95,9 +95,17 @@ class GhostLru:
         self._head += len(pages)
         missed &= self._last[pages] == positions
         self._held += int(np.count_nonzero(missed))
-        while self._held > self._slots:
-            self._let_go(self._tail + self._held - self._slots)
+        self._shrink()
         return missed
+
+    def _shrink(self) -> None:
+        """Move the tail on by no more than it takes to hold few enough."""
+        while (excess := self._held - self._slots) > 0:
+            # Most of what lies behind the tail has been demanded again since.
+            end = min(self._head, self._tail + 8 * excess + 64)
+            oldest = np.flatnonzero(self._are_last(end))[:excess]
+            self._held -= len(oldest)
+            self._tail = end if len(oldest) < excess else self._tail + int(oldest[-1]) + 1
 
     def holds(self, pages: Ids) -> Mask:
         return self._last[pages] >= self._tail
@@ -111,9 +119,13 @@ class GhostLru:
 
     def _count(self, end: int) -> int:
         """Pages whose last demand lies between the tail and `end`."""
+        return int(np.count_nonzero(self._are_last(end)))
+
+    def _are_last(self, end: int) -> Mask:
+        """Of the demands from the tail to `end`, which were the last of their pages."""
         positions = np.arange(self._tail, end)
-        last = self._last[self._ring[positions % len(self._ring)]]
-        return int(np.count_nonzero(last == positions))
+        last: Mask = self._last[self._ring[positions % len(self._ring)]] == positions
+        return last
 
     def _let_go(self, tail: int) -> None:
         """Move the tail on, to `tail` at least: pages demanded last before it are gone."""
@@ -251,6 +263,8 @@ class Holding:
             self._asked = asked
 
     def earned(self, asked: Ids) -> Ids:
+        if len(asked) == 0:
+            return asked
         return asked[: np.count_nonzero(_parts(len(asked)) < self.earned_parts)]
 
     def _decay(self) -> None:

@@ -151,6 +151,8 @@ class CrossRequest(Predictor):
         start_ns = self._guess_plans(basket)
         planned = len(basket.pages)
         self._guess_chains(basket)
+        if len(basket.pages) == 1:  # none but the empty one it began with
+            return Guess(restores=True)
         for pages in basket.pages:
             self._named[pages] = False
         guessed, sure = basket.pages[planned:], basket.confidence[planned:]

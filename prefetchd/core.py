@@ -167,7 +167,7 @@ class Core:
         unplaced = np.flatnonzero(demand.slots == UNPLACED)
         pages = demand.pages[unplaced]
         found = self.staging.slot_of[pages]
-        if (shared := found >= 0).any():  # another demand, or a prefetch, brought them meanwhile
+        if np.count_nonzero(shared := found >= 0):  # another demand or a prefetch brought them
             demand.slots[unplaced[shared]] = found[shared]
             self.staging.pins[found[shared]] += 1
             unplaced, pages = unplaced[~shared], pages[~shared]

@@ -15,11 +15,13 @@ from __future__ import annotations
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from prefetchd.history import PLAIN_RANK, Turns, UseHistory, one_turn, turns_of
 from prefetchd.lru import Lru
 from prefetchd.model import NO_IDS, Codes, Geometry, Ids, Mask, Scores, Slots
-from prefetchd.policy import Eviction, smallest
+from prefetchd.policy import SAMPLE_SPARE, SAMPLED, Eviction, smallest
+from prefetchd.promises import Promises
 
 UNHINTED_CHANCE = 0.5
 """What a prefetched page is held for until its layer's turn, when no hint speaks of it."""
@@ -32,6 +34,9 @@ LOSS_SHARE = 0.25
 """Of the pages pushed out by a prefetch, the share not fetched back in time before their demand."""
 DEMANDED, PREFETCHED = 1, 2
 """Why a page came, until it has been looked at."""
+NO_SCORES: Scores = np.empty(0, np.float32)
+FEW_LAYERS = 8
+"""So many are sought one by one in less time than all together."""
 
 
 class Cycle(Eviction):
@@ -46,16 +51,16 @@ class Cycle(Eviction):
         self._recency = Lru(slots, geometry) if layers == 1 else None
         # Where the page here is, as the history keeps it; the page itself while it is new.
         places = layers * self.history.columns
-        self._place = np.zeros(slots, np.int32 if places < 2**31 else np.int64)
-        self._layer = np.full(slots, layers, np.uint16)  # `layers` where the slot is empty
+        self._place = np.zeros(slots, np.int64)
+        few = layers < np.iinfo(np.uint8).max
+        # `layers` where the slot is empty.
+        self._layer: NDArray[np.uint8 | np.uint16]
+        self._layer = np.full(slots, layers, np.uint8 if few else np.uint16)
         self._new = np.zeros(slots, np.uint8)  # DEMANDED or PREFETCHED where a page is new
         self._came: list[Slots] = []  # where they are, and where some were
         self._chance = np.zeros(slots, np.float32)
-        self._stale = np.zeros(layers + 1, np.bool_)  # layers whose chances are to be reckoned
-        self._promise = np.zeros(places, np.float16)  # by guesses for the layer's turn
-        self._promises = self._promise.reshape(layers, -1)
-        self._foretold = np.zeros(places, np.float16)  # the same for the layer's latest turn
-        self._foretolds = self._foretold.reshape(layers, -1)
+        self._stale = np.zeros(layers, np.bool_)  # layers whose chances are to be reckoned
+        self._promises = Promises(layers, places)
         # In the latest turn of its layer, in 255ths; of pages that it did not demand, whatever.
         self._rank = np.zeros(places, np.uint8)
         # discount[now, layer]: 1 for the layer that comes next, least for one a whole step away.
@@ -63,6 +68,7 @@ class Cycle(Eviction):
         wait = (turns[None, :] - turns[:, None] - 1) % layers / layers
         self._discount = np.zeros((layers, layers + 1), np.float32)
         self._discount[:, :layers] = 1.0 / (1.0 + WAIT_WEIGHT * wait)
+        self._discount_least = self._discount[:, :layers].min()
 
     def demanded(self, pages: Ids, scores: Scores | None) -> None:
         self._take_in()
@@ -71,21 +77,18 @@ class Cycle(Eviction):
             layer, blocks = one
             places, begun = self.history.demanded_one(layer, blocks)
             if begun:
-                self._kept_or_broken(layer)
+                self._promises.turned(layer)
             self._stale[layer] = True
             self._rank[places] = PLAIN_RANK if scores is None else rank_shares(scores)
             return
         for turns, mine in turns_of(pages, self.geometry):
-            places, rows = self.history.demanded(turns)
-            self._kept_or_broken(rows)
+            begun = turns.layers[self.history.going_on(turns) :].tolist()
+            places = self.history.demanded(turns)
+            for layer in begun:
+                self._promises.turned(layer)
             self._stale[turns.layers] = True
             ranks = PLAIN_RANK if scores is None else rank_shares_of(scores[mine], turns)
             self._rank[places] = ranks
-
-    def _kept_or_broken(self, layers: Ids | slice | int) -> None:
-        """The turn has come that was spoken of."""
-        self._foretolds[layers] = self._promises[layers]
-        self._promises[layers] = 0.0
 
     def inserted(self, slots: Slots, pages: Ids, *, prefetched: bool) -> None:
         self._place[slots] = pages
@@ -103,17 +106,20 @@ class Cycle(Eviction):
         slots = slots[self._new[slots] > 0]
         if len(slots) == 0:
             return
-        layers, places = self.history.locate(self._place[slots].astype(np.int64))
+        layers, places = self.history.locate(self._place[slots])
         self._place[slots] = places
         self._layer[slots] = layers
         self._stale[layers] = True
         # A page that came for a demand is wanted until the demand has been shown, and one that was
         # prefetched until its turn; but a guess was told with the demands that settled it.
         wanted = self.history.turns_since(layers, places) > 0
-        wanted &= (self._new[slots] == DEMANDED) | (self._foretold.take(places) == 0.0)
-        if wanted.any():
-            wanted &= self._promise[places] == 0.0
-            self._promise[places[wanted]] = UNHINTED_CHANCE
+        if np.count_nonzero(wanted):
+            promised, foretold = self._promises.of(layers, places)
+            wanted &= (self._new[slots] == DEMANDED) | (foretold == 0.0)
+            wanted &= promised == 0.0
+            layers, places = layers[wanted], places[wanted]
+            for layer in sorted(set(layers.tolist())):
+                self._promises.add(layer, places[layers == layer], UNHINTED_CHANCE)
         self._new[slots] = 0
 
     def touched(self, slots: Slots, pages: Ids, scores: Scores | None) -> None:
@@ -132,27 +138,44 @@ class Cycle(Eviction):
 
     def expected(self, pages: Ids, chances: Scores) -> None:
         self._take_in()
-        one = one_turn(pages, self.geometry)
-        if one is not None:
-            layer, blocks = one
-            promises = self._promises[layer]
-            promises[:] = 0.0
-            promises[1 + blocks] = chances
-            self._stale[layer] = True
-            return
-        layers, places = self.history.locate(pages)
-        self._promises[np.flatnonzero(np.bincount(layers))] = 0.0
-        self._promise[places] = chances
-        self._stale[layers] = True
+        for turns, mine in turns_of(pages, self.geometry):
+            places = self.history.places(turns.blocks, turns.layers[turns.which])
+            said = chances[mine]
+            ends = [*turns.starts.tolist()[1:], len(places)]
+            for layer, start, end in zip(
+                turns.layers.tolist(), turns.starts.tolist(), ends, strict=True
+            ):
+                self._promises.replace(layer, places[start:end], said[start:end])
+            self._stale[turns.layers] = True
 
     def victims(self, count: int, allowed: Mask) -> Slots:
         if self._recency:
             return self._recency.victims(count, allowed)
-        candidates = np.flatnonzero(allowed)
-        if count <= 0 or len(candidates) == 0:
+        if count <= 0:
             return NO_IDS
         self._reckon()
-        return candidates[smallest(self._discounted(candidates), count)]
+        near, worth = self._near(count, allowed)
+        if len(near) < count:
+            near = np.flatnonzero(allowed)
+            worth = self._discounted(near)
+        return near[smallest(worth, count)]
+
+    def _near(self, count: int, allowed: Mask) -> tuple[Slots, Scores]:
+        """The allowed slots of least worth, some times as many as wanted, and their worth: so that
+        few are looked at closely. Too few of them if they cannot be told from the others."""
+        sample = np.arange(0, self.slots, SAMPLED)
+        sample = sample[allowed[::SAMPLED]]
+        rank = 2 * count // SAMPLED + SAMPLE_SPARE
+        if rank >= len(sample):
+            return NO_IDS, NO_SCORES
+        most = np.partition(self._discounted(sample), rank)[rank]
+        # No discount is less than the least, so what is worth no more is among these.
+        mine = self._chance <= most / self._discount_least * np.float32(1.00001)
+        mine &= allowed
+        near = np.flatnonzero(mine)
+        worth = self._discounted(near)
+        low = worth <= most
+        return near[low], worth[low]
 
     def worth(self, slots: Slots) -> Scores:
         if self._recency:
@@ -167,28 +190,47 @@ class Cycle(Eviction):
     def _reckon(self) -> None:
         """Bring the chances of all pages here up to date: not before somebody asks for victims."""
         self._take_in()
-        if not self._stale.any():
-            return
         stale = np.flatnonzero(self._stale)
-        layers: Ids | int
-        if len(stale) == 1:
-            layers = int(stale[0])
-            slots = np.flatnonzero(self._layer == layers)
-        else:
-            slots = np.flatnonzero(self._stale.take(self._layer))
-            layers = self._layer[slots].astype(np.int64)
-        places = self._place[slots].astype(np.int64)
-        foretold = np.sqrt(self._foretold.take(places).astype(np.float32))
-        foretold *= np.float32(FORETOLD_WEIGHT)
-        chance = self.history.chance(layers, places, self._rank.take(places), foretold)
-        self._chance[slots] = np.maximum(chance, self._promise.take(places))
+        if len(stale) == 0:
+            return
         self._stale[stale] = False
+        slots = np.flatnonzero(self._in_any(stale.tolist()))
+        layers: Ids | int = int(stale[0])
+        if len(stale) > 1:
+            layers = self._layer[slots].astype(np.int64)
+        places = self._place[slots]
+        ranks = self._rank.take(places)
+        if self._promises.none:
+            self._chance[slots] = self.history.chance(layers, places, ranks)
+            return
+        promised, foretold = self._promises.of(layers, places)
+        more = np.sqrt(foretold, out=foretold)
+        more *= np.float32(FORETOLD_WEIGHT)
+        chance = self.history.chance(layers, places, ranks, more)
+        self._chance[slots] = np.maximum(chance, promised, out=chance)
+
+    def _in_any(self, layers: list[int]) -> Mask:
+        """Slots whose pages are of these layers."""
+        if len(layers) > FEW_LAYERS:
+            some = np.zeros(self.geometry.layers + 1, np.bool_)
+            some[layers] = True
+            return some.take(self._layer)
+        mine: Mask = self._layer == layers[0]
+        for layer in layers[1:]:
+            mine |= self._layer == layer
+        return mine
 
 
 def rank_shares(scores: Scores) -> Codes:
     """For each score the share of all scores that are below it, in 255ths."""
-    below = np.sort(scores).searchsorted(scores)
-    return (below * (255 / len(scores)) + 0.5).astype(np.uint8)
+    order = scores.argsort()
+    rising = scores[order]
+    below = np.arange(len(order))
+    below[1:][rising[1:] == rising[:-1]] = 0  # equal ones share the place of the first
+    shares = (np.maximum.accumulate(below) * (255 / len(order)) + 0.5).astype(np.uint8)
+    ranks = np.empty_like(shares)
+    ranks[order] = shares
+    return ranks
 
 
 def rank_shares_of(scores: Scores, turns: Turns) -> Codes:

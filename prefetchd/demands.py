@@ -29,6 +29,7 @@ class Demand:
     deadline_ns: int
     once: bool = False
     lacking: bool = False  # whether pages are UNPLACED
+    unsettled: Ids | None = None  # places that may not be readable yet; None: not looked at
 
 
 class Demands:
@@ -95,7 +96,7 @@ class Demands:
         self._staging.pins[demand.slots[demand.slots >= 0]] -= 1
         demand.slots[:] = UNPLACED
         demand.outcomes[:] = Outcome.MISS
-        demand.lacking = True
+        demand.lacking, demand.unsettled = True, None
 
     def answer(self, demand: Demand) -> Ready:
         self.waiting.pop(demand.number, None)
@@ -105,10 +106,16 @@ class Demands:
         """Answer every waiting demand that lacks nothing any more."""
         answers = []
         for demand in list(self.waiting.values()):
-            settled = self._readable(demand) | (demand.slots == FAILED)
-            news = settled & (demand.outcomes >= Outcome.LATE) & (demand.waits_ns == 0)
-            demand.waits_ns[news] = max(1, now_ns - demand.demanded_ns)
-            if settled.all():
+            places = demand.unsettled
+            if places is None:  # what was readable at first is pinned and stays so
+                places = np.flatnonzero(demand.outcomes >= Outcome.LATE)
+            slots = demand.slots[places]
+            settled = self._readable(slots) | (slots == FAILED)
+            if np.count_nonzero(settled):
+                demand.waits_ns[places[settled]] = max(1, now_ns - demand.demanded_ns)
+                places = places[~settled]
+            demand.unsettled = places
+            if len(places) == 0:
                 answers.append(self.answer(demand))
         return answers
 
@@ -116,7 +123,7 @@ class Demands:
         """Answer every demand whose time is over with what there is; the rest has failed."""
         over = [d for d in self.waiting.values() if d.deadline_ns <= now_ns]
         for demand in over:
-            unread = (demand.slots >= 0) & ~self._readable(demand)
+            unread = (demand.slots >= 0) & ~self._readable(demand.slots)
             self._staging.pins[demand.slots[unread]] -= 1
             late = unread | (demand.slots == UNPLACED)
             demand.slots[late] = FAILED
@@ -131,8 +138,7 @@ class Demands:
     def next_deadline_ns(self, default_ns: int) -> int:
         return min([default_ns, *(d.deadline_ns for d in self.waiting.values())])
 
-    def _readable(self, demand: Demand) -> Mask:
-        placed = demand.slots >= 0
-        state = self._staging.state[np.where(placed, demand.slots, 0)]
-        readable: Mask = placed & (state == READY)
+    def _readable(self, slots: Slots) -> Mask:
+        readable: Mask = self._staging.state[np.maximum(slots, 0)] == READY
+        readable &= slots >= 0
         return readable

@@ -109,14 +109,6 @@ def one_turn(pages: Ids, geometry: Geometry) -> tuple[int, Ids] | None:
     return (layer, blocks) if (of_page == layer).all() else None
 
 
-def rows_of(layers: Ids) -> Ids | slice:
-    """An index of these layers (distinct) among rows: a slice if they follow each other, since what
-    is done to a slice is done in place."""
-    numbers = layers.tolist()
-    first, last = min(numbers, default=0), max(numbers, default=-1)
-    return slice(first, last + 1) if last - first == len(numbers) - 1 else layers
-
-
 class UseHistory:
     """What was demanded when, and the chance that it is demanded again.
 
@@ -141,13 +133,13 @@ class UseHistory:
         """The layer whose turn it is; -1 before the first."""
 
         keep = np.exp2(-1.0 / np.array(HALF_LIVES))
-        self._gain = (1.0 - keep).astype(np.float32)
+        self._gain = (1.0 - keep).astype(np.float32)[:, None]
         # What is left of the roots after so many turns, and what that adds to the log odds; the
         # fourth column drops the turn.
         left = np.zeros((_FADED + 1, 4), np.float32)
         left[:-1, :3] = np.sqrt(keep) ** np.arange(_FADED)[:, None] / _WHOLE
-        self._left = left[:, :3].copy()
-        self._left_middle = left[:, 1].copy()
+        self._left = left[:, :3].T.copy()
+        self._left_middle = self._left[1]
         self._odds = left * np.array((*USE_WEIGHTS, 0.0), np.float32)
         # What is left of a layer's heat, and of a use in it, by the layers computed since.
         cooled = np.exp(-np.arange(layers + 1) / HEAT_LAYERS)
@@ -167,15 +159,15 @@ class UseHistory:
         """How many of the turns, none or the first, do not begin but go on with the latest one."""
         return int(turns.layers[0] == self.layer and self.geometry.layers > 1)
 
-    def demanded(self, turns: Turns) -> tuple[Ids, Ids | slice]:
+    def demanded(self, turns: Turns) -> Ids:
         """These turns were made since the last call, the first of them perhaps before it. Returns
-        the places of their pages, and the layers (as an index) whose turn has begun.
+        the places of their pages.
 
         In a turn that begins, what is not demanded fades by one turn; a repeat in it is free.
         """
         going_on, which = self.going_on(turns), turns.which
         places = self.places(turns.blocks, turns.layers[which])
-        begun = rows_of(turns.layers[going_on:])
+        begun = turns.layers[going_on:]
         self._turns[begun] += 1
         self._demand[begun] = 0
         self._cool(len(turns) - going_on)
@@ -195,7 +187,7 @@ class UseHistory:
         np.add.at(self._heat, blocks, gains[which])
         self._demand[turns.layers] += counts
         self.layer = int(turns.layers[-1])
-        return places, begun
+        return places
 
     def demanded_one(self, layer: int, blocks: Ids) -> tuple[Ids, bool]:
         """The same for one turn, of one layer: the places, and whether the turn has begun."""
@@ -230,15 +222,16 @@ class UseHistory:
         words = self._words.take(places)
         rows = words.view(np.uint16).reshape(-1, 4)
         now = self._now[layers]
-        roots = self._left.take(np.minimum(now - rows[:, 3], _FADED), 0)
-        roots *= rows[:, :3]
+        averages, used = rows.T[:3], rows[:, 3]  # one by one: short inner loops are slow
+        roots = self._left.take(np.minimum(now - used, _FADED), 1)
+        roots *= averages
         roots *= roots
         roots += self._gain
         np.sqrt(roots, out=roots)
         roots *= _WHOLE
         roots += np.float32(0.5)
-        rows[:, :3] = roots
-        rows[:, 3] = now
+        averages[:] = roots
+        used[:] = now
         self._words[places] = words
 
     def _age(self, layers: Ids | int, places: Ids) -> NDArray[np.uint16]:
@@ -279,7 +272,9 @@ class UseHistory:
         that scored lower, in 255ths, else not looked at. `more`: log odds of what else is known.
         """
         odds, age = self._weigh(layers, places)
-        odds += ranks * np.float32(RANK_WEIGHT / 255) * (age == 0)
+        gained = ranks * np.float32(RANK_WEIGHT / 255)
+        gained *= age == 0
+        odds += gained
         if more is not None:
             odds += more
         return logistic(odds)
@@ -289,12 +284,17 @@ class UseHistory:
         words = self._words.take(places + _NEAR)
         rows = words.view(np.uint16).reshape(3, len(places), 4)
         age = np.minimum(self._now[layers] - rows[:, :, 3], _FADED)
-        odds: Scores = np.einsum("ij,ij->i", self._odds.take(age[1], 0), rows[1])
+        terms = self._odds.take(age[1], 0)
+        terms *= rows[1]
+        odds: Scores = terms[:, 0] + terms[:, 1]
+        odds += terms[:, 2]
         near = self._left_middle.take(age[::2])
         near *= rows[::2, :, 1]
         near *= near
-        odds += np.float32(NEIGHBOUR_WEIGHT) * np.sqrt(near[0] + near[1])
-        heat = self._heat.take(places % self.columns - 1)
-        odds += np.float32(HEAT_WEIGHT * self._heat_unit) * heat
+        both = near[0] + near[1]
+        odds += np.sqrt(both, out=both) * np.float32(NEIGHBOUR_WEIGHT)
+        heat = self._heat.take(places - (layers * self.columns + 1))
+        heat *= np.float32(HEAT_WEIGHT * self._heat_unit)
+        odds += heat
         odds += np.float32(BIAS)
         return odds, age[1]

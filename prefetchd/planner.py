@@ -85,7 +85,8 @@ class Planner:
         if len(ahead) == 0:
             return
         x, y = ahead.astype(np.float64), latency_ns.astype(np.float64)
-        sums = (float(len(x)), float(x.sum()), float(y.sum()), float(x @ x), float(x @ y))
+        total = np.add.reduce  # `sum()` with less around it
+        sums = (float(len(x)), float(total(x)), float(total(y)), float(x @ x), float(x @ y))
         self._fit = [old * _FIT_DECAY + new for old, new in zip(self._fit, sums, strict=True)]
         count, sum_x, sum_y, sum_xx, sum_xy = self._fit
         spread = count * sum_xx - sum_x * sum_x

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from prefetchd.history import UseHistory
 from prefetchd.model import NO_IDS, Geometry, Ids, Mask, Scores, Slots
 
-_SAMPLED, _SAMPLE_SPARE = 64, 8  # every so many values make the sample; ranks above the wanted one
+SAMPLED, SAMPLE_SPARE = 64, 8  # every so many values make the sample; ranks above the wanted one
 
 
 class Eviction:
@@ -96,9 +96,9 @@ def smallest(values: NDArray[np.int64] | Scores, count: int) -> Ids:
     if count <= 0:
         return NO_IDS
     places: Ids | None = None
-    if count < len(values) // _SAMPLED:
-        sample = values[::_SAMPLED]
-        rank = min(2 * count // _SAMPLED + _SAMPLE_SPARE, len(sample) - 1)
+    if count < len(values) // SAMPLED:
+        sample = values[::SAMPLED]
+        rank = min(2 * count // SAMPLED + SAMPLE_SPARE, len(sample) - 1)
         near = np.flatnonzero(values <= np.partition(sample, rank)[rank])
         if count <= len(near) < len(values):
             places, values = near, values[near]

@@ -141,7 +141,9 @@ class Core:
         if all_here and not any_reading:
             commands.append(self.demands.answer(demand))
         else:
-            self.demands.waiting[event.ticket] = demand
+            self.demands.wait(demand)
+            if any_reading:
+                self.demands.wait_for(demand, held[reading])
             self.reads.look_ns = min(self.reads.look_ns, event.deadline_ns)
             commands += [] if all_here else self._missed(demand, ~here, now_ns)
         self._observer.demanded(
@@ -169,13 +171,16 @@ class Core:
         if (shared := found >= 0).any():  # another demand, or a prefetch, brought them meanwhile
             demand.slots[unplaced[shared]] = found[shared]
             self.staging.pins[found[shared]] += 1
+            on_the_way = found[shared][self.staging.state[found[shared]] == READING]
+            self.demands.wait_for(demand, on_the_way)
             unplaced, pages = unplaced[~shared], pages[~shared]
         slots = self._take_slots(pages, IoClass.DEMAND)
-        demand.lacking = len(slots) < len(pages)
+        self.demands.placed(demand, every_page=len(slots) == len(pages))
         if len(slots) == 0:
             return []
         demand.slots[unplaced[: len(slots)]] = slots
         self.staging.pins[slots] += 1
+        self.demands.wait_for(demand, slots)
         self.counters.demand_reads += len(slots)
         return [self.reads.begin(pages[: len(slots)], slots, IoClass.DEMAND, now_ns)]
 
@@ -199,7 +204,9 @@ class Core:
 
     def _completed(self, event: Completed, now_ns: int) -> list[Command]:
         slots, verified = self.reads.end(event, now_ns)
-        commands = [] if every(verified) else self._failed(slots[~verified], now_ns)
+        good = every(verified)
+        self.demands.arrived(slots if good else slots[verified])
+        commands = [] if good else self._failed(slots[~verified], now_ns)
         more: list[Command] = [PlanSoon()] if self.foresight.used_up else []
         return [*commands, *self._serve(now_ns), *self._issue(now_ns), *more]
 
@@ -230,7 +237,7 @@ class Core:
         commands: list[Command] = []
         while (demand := self.demands.lacking()) is not None:
             commands += self._place(demand, now_ns)
-            if demand.lacking:
+            if self.demands.lacking() is demand:
                 break  # a younger one must not hold what this one waits for
         return [*commands, *self.demands.complete(now_ns)]
 

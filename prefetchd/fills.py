@@ -44,6 +44,7 @@ class Fills:
         slots = self._staging.slot_of[event.pages]
         if isinstance(event, Filled):
             self._staging.state[slots] = READY
+            self._demands.arrived(slots)
         elif isinstance(event, Cleaned):
             self._staging.pins[slots] -= 1
             self.kept -= len(slots)

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from prefetchd.model import Codes, Demanded, Ids, Mask, Outcome, Ready, Slots, every
-from prefetchd.staging import READY, Staging
+from prefetchd.staging import READING, READY, Staging
 
 UNPLACED, FAILED = -2, -1
+# Beside an array numpy takes ten times as long for a member of an enumeration.
+TIMELY, LATE, MISS = np.uint8(Outcome.TIMELY), np.uint8(Outcome.LATE), np.uint8(Outcome.MISS)
 
 
 @dataclass(slots=True)
@@ -91,8 +93,11 @@ class Demands:
         self.waiting[demand.number] = demand
 
     def wait_for(self, demand: Demand, slots: Slots) -> None:
-        """It waits for what is on its way into these slots, until `arrived` or `lose`."""
-        for slot in slots.tolist():
+        """It waits for what is on its way into any of these slots, until `arrived` or `lose`."""
+        on_the_way: Slots = slots[self._staging.state[slots] == READING]
+        if len(on_the_way) < len(slots):
+            self._due[demand.number] = None
+        for slot in on_the_way.tolist():
             self._waiters.setdefault(slot, []).append(demand.number)
 
     def arrived(self, slots: Slots) -> None:
@@ -108,10 +113,14 @@ class Demands:
         """The oldest waiting demand that has no slots for some of its pages."""
         return next(iter(self._lacking.values()), None)
 
+    def give(self, demand: Demand, places: Ids, slots: Slots) -> None:
+        """Its pages at `places` are in these slots or on the way there; it holds them."""
+        demand.slots[places] = slots
+        self._staging.pins[slots] += 1
+        self.wait_for(demand, slots)
+
     def placed(self, demand: Demand, *, every_page: bool) -> None:
-        """Some of its pages were given slots, or found to be here; a waiting demand that had slots
-        for all never lacks any again."""
-        self._due[demand.number] = None
+        """Some of its pages were given slots; once all have any, it never lacks them again."""
         if every_page:
             self._lacking.pop(demand.number, None)
         else:
@@ -122,7 +131,7 @@ class Demands:
         what was here may have gone by then, so all of it counts as missed."""
         self._staging.pins[demand.slots[demand.slots >= 0]] -= 1
         demand.slots[:] = UNPLACED
-        demand.outcomes[:] = Outcome.MISS
+        demand.outcomes[:] = MISS
         self._lacking[demand.number] = demand
 
     def answer(self, demand: Demand) -> Ready:
@@ -141,7 +150,7 @@ class Demands:
         answers = []
         for demand in due:
             settled = self._readable(demand) | (demand.slots == FAILED)
-            news = settled & (demand.outcomes >= Outcome.LATE) & (demand.waits_ns == 0)
+            news = settled & (demand.outcomes >= LATE) & (demand.waits_ns == 0)
             demand.waits_ns[news] = max(1, now_ns - demand.demanded_ns)
             if every(settled):
                 answers.append(self.answer(demand))

@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 
 from prefetchd.counters import Counters
 from prefetchd.guarded import Guarded
-from prefetchd.model import NO_IDS, Access, Codes, Feedback, Ids, Mask, Slots, Verdict
+from prefetchd.model import NO_IDS, Access, Codes, Feedback, Ids, Mask, Slots, Verdict, every, some
 from prefetchd.planner import Planner
 from prefetchd.predictor import Guess
 from prefetchd.staging import Evicted, Staging
 from prefetchd.unseen import Batch, Unseen
 
 _FEEDBACK_BATCH = 16
+_LATE, _USEFUL = np.uint8(Verdict.LATE), np.uint8(Verdict.USEFUL)
 Number = TypeVar("Number", bound=np.generic)
 
 
@@ -54,14 +55,15 @@ class Observer:
 
     def missed(self, pages: Ids) -> None:
         """Demanded pages that are not here: some of them would be, but for a prefetch."""
-        self.counters.pollution += int(np.count_nonzero(self._pushed_out[pages]))
-        self._pushed_out[pages] = False
+        if some(polluted := self._pushed_out[pages]):
+            self.counters.pollution += int(np.count_nonzero(polluted))
+            self._pushed_out[pages] = False
 
     def evicted(self, evicted: Evicted, *, by_prefetch: Mask | bool) -> None:
         if len(evicted.pages) == 0:
             return
         self._pushed_out[evicted.pages] = by_prefetch
-        if np.count_nonzero(self.foretold[evicted.pages]):
+        if some(self.foretold[evicted.pages]):
             self.foretold_gone = True
         self.prefetches_wasted(evicted.wasted, evicted.sources)
 
@@ -112,7 +114,7 @@ class Observer:
         staging.eviction.demanded(pages, scores)
         staging.tell()
         here = (staging.page_of[np.maximum(slots, 0)] == pages) & (slots >= 0)
-        if not here.all():
+        if not every(here):
             slots, pages = slots[here], pages[here]
             scores = None if scores is None else scores[here]
         if len(slots):
@@ -127,12 +129,12 @@ class Observer:
         self._staging.tell()
         self._staging.eviction.returns(slots[slots >= 0])
 
-    def prefetches_used(self, slots: Slots, *, late: Codes) -> None:
-        """Prefetched pages were demanded for the first time; `late` is 1 where still on the way."""
+    def prefetches_used(self, slots: Slots, *, late: Mask) -> None:
+        """Prefetched pages were demanded for the first time; `late` where still on the way."""
         self.verdicts(
             self._staging.page_of[slots],
             self._staging.source[slots],
-            np.where(late, Verdict.LATE, Verdict.USEFUL).astype(np.uint8),
+            np.where(late, _LATE, _USEFUL),
         )
         self._staging.fresh[slots] = False
 

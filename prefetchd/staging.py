@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from prefetchd.eviction import Eviction
-from prefetchd.model import NO_IDS, Codes, Geometry, Ids, IoClass, Mask, Scores, Slots, every
+from prefetchd.model import NO_IDS, Codes, Geometry, Ids, IoClass, Mask, Scores, Slots, every, some
 
 FREE, READING, READY, ABANDONED = range(4)
 _KEPT_SHARE_MAX = 0.5  # of the slots: what a predictor may ask to hold
@@ -182,7 +182,7 @@ class Staging:
         unused = self.fresh[victims]
         self._untold.append(_Gone(victims, pages))
         self.slot_of[pages] = -1
-        if not np.count_nonzero(unused):
+        if not some(unused):
             return Evicted(pages, NO_IDS, NO_CODES)
         return Evicted(pages, pages[unused], self.source[victims[unused]])
 
@@ -258,7 +258,7 @@ class Staging:
         """Part slots from their pages, which are no longer here."""
         pages = self.page_of[slots]
         held = pages >= 0
-        if not held.all():
+        if not every(held):
             slots, pages = slots[held], pages[held]
         if len(slots):
             self._untold.append(_Gone(slots, pages))

@@ -124,6 +124,10 @@ class Cycle(Eviction):
         if self._recency:
             self._recency.returns(slots)
 
+    def rests(self, slots: Slots) -> None:
+        if self._recency:
+            self._recency.rests(slots)
+
     def removed(self, slots: Slots, pages: Ids) -> None:
         self._layer[slots] = self.geometry.layers
         self._new[slots] = 0

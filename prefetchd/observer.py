@@ -120,14 +120,16 @@ class Observer:
         if len(slots):
             staging.eviction.touched(slots, pages, scores)
 
-    def returns(self, blocks: Ids) -> None:
-        """A request over these blocks, in prefix order, is likely to be back. A prefix is of use
-        without its tail and not the other way round, so the tail is the first to go."""
+    def ended(self, blocks: Ids, *, rests: bool) -> None:
+        """A request over these blocks, in prefix order, is likely to be back, soon or after a rest.
+        A prefix is of use without its tail and not the other way round, so the tail is the first
+        to go."""
         geometry = self._staging.eviction.geometry
         pages = geometry.all_pages(blocks[::-1])
         slots = self._staging.slot_of[pages].astype(np.int64)
         self._staging.tell()
-        self._staging.eviction.returns(slots[slots >= 0])
+        eviction = self._staging.eviction
+        (eviction.rests if rests else eviction.returns)(slots[slots >= 0])
 
     def prefetches_used(self, slots: Slots, *, late: Mask) -> None:
         """Prefetched pages were demanded for the first time; `late` where still on the way."""

@@ -36,7 +36,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from prefetchd.demands import UNPLACED, Demand, Demands
+from prefetchd.demands import LATE, MISS, TIMELY, UNPLACED, Demand, Demands
 from prefetchd.fills import Fills
 from prefetchd.foresight import Foresight
 from prefetchd.guarded import Guarded
@@ -53,11 +53,11 @@ from prefetchd.model import (
     Ids,
     IoClass,
     Mask,
-    Outcome,
     PlanSoon,
     Released,
     Slots,
     every,
+    some,
 )
 from prefetchd.observer import Observer
 from prefetchd.planner import Plan, Planner
@@ -131,17 +131,17 @@ class Core:
         reading = staging.state[held] == READING
         fresh = staging.fresh[held]
         staging.pins[held] += 1
-        any_reading, any_fresh = np.count_nonzero(reading) > 0, np.count_nonzero(fresh) > 0
+        any_reading, any_fresh = some(reading), some(fresh)
         if any_reading or any_fresh:
-            found = np.where(reading, Outcome.LATE, fresh * np.uint8(Outcome.TIMELY))
-            demand.outcomes[here] = found
+            demand.outcomes[here] = np.where(reading, LATE, fresh * TIMELY)
         if any_fresh:
             self._observer.prefetches_used(held[fresh], late=reading[fresh])
         commands: list[Command] = []
         if all_here and not any_reading:
             commands.append(self.demands.answer(demand))
         else:
-            self.demands.waiting[event.ticket] = demand
+            self.demands.wait(demand)
+            self.demands.wait_for(demand, held)
             self.reads.look_ns = min(self.reads.look_ns, event.deadline_ns)
             commands = [] if all_here else self._missed(demand, ~here, now_ns)
         access = Access(pages, demand.outcomes, event.request, event.scores, now_ns)
@@ -154,7 +154,7 @@ class Core:
         return commands
 
     def _missed(self, demand: Demand, absent: Mask, now_ns: int) -> list[Command]:
-        demand.outcomes[absent] = Outcome.MISS
+        demand.outcomes[absent] = MISS
         demand.slots[absent] = UNPLACED
         self._observer.missed(demand.pages[absent])
         if self.demands.lacking():
@@ -167,16 +167,14 @@ class Core:
         unplaced = np.flatnonzero(demand.slots == UNPLACED)
         pages = demand.pages[unplaced]
         found = self.staging.slot_of[pages]
-        if np.count_nonzero(shared := found >= 0):  # another demand or a prefetch brought them
-            demand.slots[unplaced[shared]] = found[shared]
-            self.staging.pins[found[shared]] += 1
+        if some(shared := found >= 0):  # another demand, or a prefetch, brought them meanwhile
+            self.demands.give(demand, unplaced[shared], found[shared].astype(np.int64))
             unplaced, pages = unplaced[~shared], pages[~shared]
         slots = self._take_slots(pages, IoClass.DEMAND)
-        demand.lacking = len(slots) < len(pages)
+        self.demands.placed(demand, every_page=len(slots) == len(pages))
         if len(slots) == 0:
             return []
-        demand.slots[unplaced[: len(slots)]] = slots
-        self.staging.pins[slots] += 1
+        self.demands.give(demand, unplaced[: len(slots)], slots)
         self.counters.demand_reads += len(slots)
         return [self.reads.begin(pages[: len(slots)], slots, IoClass.DEMAND, now_ns)]
 
@@ -199,6 +197,7 @@ class Core:
 
     def _completed(self, event: Completed, now_ns: int) -> list[Command]:
         slots, verified = self.reads.end(event, now_ns)
+        self.demands.arrived(slots[verified])
         commands = [] if every(verified) else self._failed(slots[~verified], now_ns)
         more = [PlanSoon()] if self.foresight.used_up else []
         return [*commands, *self._serve(now_ns), *self._issue(now_ns), *more]
@@ -221,16 +220,17 @@ class Core:
         """The pages of these slots cannot be had: their waiters get none, their pins go."""
         self.demands.lose(slots)
         self.foresight.unsettle()
-        self.staging.pins[slots] = 0
-        unused = slots[self.staging.fresh[slots]]
-        self._observer.prefetches_wasted(self.staging.page_of[unused], self.staging.source[unused])
+        staging = self.staging
+        staging.pins[slots] = 0
+        unused = slots[staging.fresh[slots]]
+        self._observer.prefetches_wasted(staging.page_of[unused], staging.source[unused])
 
     def _serve(self, now_ns: int) -> list[Command]:
         """Find room for demands still without, answer those that are complete."""
         commands: list[Command] = []
         while (demand := self.demands.lacking()) is not None:
             commands += self._place(demand, now_ns)
-            if demand.lacking:
+            if self.demands.lacking() is demand:
                 break  # a younger one must not hold what this one waits for
         return [*commands, *self.demands.complete(now_ns)]
 

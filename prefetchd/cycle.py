@@ -51,7 +51,7 @@ class Cycle(Eviction):
         self._recency = Lru(slots, geometry) if layers == 1 else None
         # Where the page here is, as the history keeps it; the page itself while it is new.
         places = layers * self.history.columns
-        self._place = np.zeros(slots, np.int64)
+        self._place = np.zeros(slots, np.int32 if places < 2**30 else np.int64)
         few = layers < np.iinfo(np.uint8).max
         # `layers` where the slot is empty.
         self._layer: NDArray[np.uint8 | np.uint16]
@@ -106,7 +106,7 @@ class Cycle(Eviction):
         slots = slots[self._new[slots] > 0]
         if len(slots) == 0:
             return
-        layers, places = self.history.locate(self._place[slots])
+        layers, places = self.history.locate(self._place[slots].astype(np.int64))
         self._place[slots] = places
         self._layer[slots] = layers
         self._stale[layers] = True
@@ -129,6 +129,10 @@ class Cycle(Eviction):
     def returns(self, slots: Slots) -> None:
         if self._recency:
             self._recency.returns(slots)
+
+    def rests(self, slots: Slots) -> None:
+        if self._recency:
+            self._recency.rests(slots)
 
     def removed(self, slots: Slots, pages: Ids) -> None:
         self._layer[slots] = self.geometry.layers
@@ -198,7 +202,7 @@ class Cycle(Eviction):
         layers: Ids | int = int(stale[0])
         if len(stale) > 1:
             layers = self._layer[slots].astype(np.int64)
-        places = self._place[slots]
+        places = self._place[slots].astype(np.int64)
         ranks = self._rank.take(places)
         if self._promises.none:
             self._chance[slots] = self.history.chance(layers, places, ranks)

@@ -1,7 +1,9 @@
 """Open demands: what each still waits for, and when it is answered.
 
 Decides when a demand is complete, expired or lost, and what its answer says. Gives out no slots
-and issues no reads; the core does.
+and issues no reads; the core does. Only demands that what has happened concerns are looked at, so
+that many that wait cost nothing: an index tells for each slot on its way who waits for it. A number
+in it whose demand was answered meanwhile is passed over, and goes with the slot's read.
 """
 
 from __future__ import annotations
@@ -10,17 +12,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from prefetchd.model import NO_IDS, Codes, Demanded, Ids, Mask, Outcome, Ready, Slots
-from prefetchd.staging import READY, Staging
+from prefetchd.model import NO_IDS, Codes, Demanded, Ids, Mask, Outcome, Ready, Slots, every
+from prefetchd.staging import READING, READY, Staging
 
 UNPLACED, FAILED = -2, -1
+# Beside an array numpy takes ten times as long for a member of an enumeration.
+TIMELY, LATE, MISS = np.uint8(Outcome.TIMELY), np.uint8(Outcome.LATE), np.uint8(Outcome.MISS)
 
 
 @dataclass(slots=True)
 class Demand:
-    """Per page its slot (or UNPLACED, FAILED), its outcome, and how long it was waited for."""
+    """Per page its slot (or UNPLACED, FAILED), its outcome, and how long it was waited for.
+    `order`: the older, the smaller."""
 
     number: int
+    order: int
     pages: Ids
     slots: Slots
     outcomes: Codes
@@ -28,8 +34,6 @@ class Demand:
     demanded_ns: int
     deadline_ns: int
     once: bool = False
-    lacking: bool = False  # whether pages are UNPLACED
-    unsettled: Ids | None = None  # places that may not be readable yet; None: not looked at
 
 
 class Demands:
@@ -41,6 +45,10 @@ class Demands:
         self._tickets_max = tickets_max
         self._open: dict[int, Demand] = {}
         self.waiting: dict[int, Demand] = {}
+        self._lacking: dict[int, Demand] = {}  # those of them with pages UNPLACED, oldest first
+        self._waiters: dict[int, list[int]] = {}  # of each slot on its way, by number
+        self._due: dict[int, None] = {}  # numbers of those with news since `complete`
+        self._opened = 0
 
     def __len__(self) -> int:
         return len(self._open)
@@ -54,6 +62,7 @@ class Demands:
         count = len(event.pages)
         demand = Demand(
             event.ticket,
+            self._opened,
             event.pages,
             slots,
             np.zeros(count, np.uint8),
@@ -62,6 +71,7 @@ class Demands:
             event.deadline_ns,
             event.once,
         )
+        self._opened += 1
         self._open[event.ticket] = demand
         return demand
 
@@ -83,39 +93,75 @@ class Demands:
             leaving = held
         if self.waiting.pop(number, None) is None:
             return leaving, None
+        self._lacking.pop(number, None)
         nothing = np.full(len(demand.slots), FAILED, np.int64)
         return leaving, Ready(number, nothing, demand.outcomes, demand.waits_ns)
 
+    def wait(self, demand: Demand) -> None:
+        """From here on it waits, the youngest of all."""
+        self.waiting[demand.number] = demand
+
+    def wait_for(self, demand: Demand, slots: Slots) -> None:
+        """It waits for what is on its way into any of these slots, until `arrived` or `lose`."""
+        on_the_way: Slots = slots[self._staging.state[slots] == READING]
+        if len(on_the_way) < len(slots):
+            self._due[demand.number] = None
+        for slot in on_the_way.tolist():
+            self._waiters.setdefault(slot, []).append(demand.number)
+
+    def arrived(self, slots: Slots) -> None:
+        """These slots have become readable: whoever waits for them has news."""
+        if self._waiters:
+            self._due.update(dict.fromkeys(self._waiting_for(slots)))
+
+    def _waiting_for(self, slots: Slots) -> list[int]:
+        none: list[int] = []
+        return [number for slot in slots.tolist() for number in self._waiters.pop(slot, none)]
+
     def lacking(self) -> Demand | None:
         """The oldest waiting demand that has no slots for some of its pages."""
-        return next((demand for demand in self.waiting.values() if demand.lacking), None)
+        return next(iter(self._lacking.values()), None)
+
+    def give(self, demand: Demand, places: Ids, slots: Slots) -> None:
+        """Its pages at `places` are in these slots or on the way there; it holds them."""
+        demand.slots[places] = slots
+        self._staging.pins[slots] += 1
+        self.wait_for(demand, slots)
+
+    def placed(self, demand: Demand, *, every_page: bool) -> None:
+        """Some of its pages were given slots; once all have any, it never lacks them again."""
+        if every_page:
+            self._lacking.pop(demand.number, None)
+        else:
+            self._lacking[demand.number] = demand
 
     def step_back(self, demand: Demand) -> None:
         """Give back the pins of a demand that has to wait behind an older one: it begins anew, and
         what was here may have gone by then, so all of it counts as missed."""
         self._staging.pins[demand.slots[demand.slots >= 0]] -= 1
         demand.slots[:] = UNPLACED
-        demand.outcomes[:] = Outcome.MISS
-        demand.lacking, demand.unsettled = True, None
+        demand.outcomes[:] = MISS
+        self._lacking[demand.number] = demand
 
     def answer(self, demand: Demand) -> Ready:
         self.waiting.pop(demand.number, None)
+        self._lacking.pop(demand.number, None)
         return Ready(demand.number, demand.slots.copy(), demand.outcomes, demand.waits_ns)
 
     def complete(self, now_ns: int) -> list[Ready]:
-        """Answer every waiting demand that lacks nothing any more."""
+        """Answer every waiting demand that lacks nothing any more, the oldest first."""
+        if not self._due:
+            return []
+        due = [self.waiting[number] for number in self._due if number in self.waiting]
+        self._due.clear()
+        if len(due) > 1:
+            due.sort(key=lambda demand: demand.order)
         answers = []
-        for demand in list(self.waiting.values()):
-            places = demand.unsettled
-            if places is None:  # what was readable at first is pinned and stays so
-                places = np.flatnonzero(demand.outcomes >= Outcome.LATE)
-            slots = demand.slots[places]
-            settled = self._readable(slots) | (slots == FAILED)
-            if np.count_nonzero(settled):
-                demand.waits_ns[places[settled]] = max(1, now_ns - demand.demanded_ns)
-                places = places[~settled]
-            demand.unsettled = places
-            if len(places) == 0:
+        for demand in due:
+            settled = self._readable(demand.slots) | (demand.slots == FAILED)
+            news = settled & (demand.outcomes >= LATE) & (demand.waits_ns == 0)
+            demand.waits_ns[news] = max(1, now_ns - demand.demanded_ns)
+            if every(settled):
                 answers.append(self.answer(demand))
         return answers
 
@@ -132,8 +178,11 @@ class Demands:
 
     def lose(self, slots: Slots) -> None:
         """The pages of these slots cannot be had."""
-        for demand in self.waiting.values():
-            demand.slots[np.isin(demand.slots, slots)] = FAILED
+        for number in dict.fromkeys(self._waiting_for(slots)):
+            if number in self.waiting:
+                demand = self.waiting[number]
+                demand.slots[np.isin(demand.slots, slots)] = FAILED
+                self._due[number] = None
 
     def next_deadline_ns(self, default_ns: int) -> int:
         return min([default_ns, *(d.deadline_ns for d in self.waiting.values())])

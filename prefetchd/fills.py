@@ -7,6 +7,8 @@ and refuses to know what is written where; whoever offers pages does.
 
 from __future__ import annotations
 
+import numpy as np
+
 from prefetchd.demands import Demands
 from prefetchd.foresight import Foresight
 from prefetchd.model import Cleaned, Command, Fill, Filled, Forgotten, Ids, IoClass, StoreEvent
@@ -44,6 +46,7 @@ class Fills:
         slots = self._staging.slot_of[event.pages]
         if isinstance(event, Filled):
             self._staging.state[slots] = READY
+            self._demands.arrived(slots.astype(np.int64))
         elif isinstance(event, Cleaned):
             self._staging.pins[slots] -= 1
             self.kept -= len(slots)

@@ -11,15 +11,15 @@ from dataclasses import replace
 import numpy as np
 
 from prefetchd.guarded import Guarded
-from prefetchd.model import NO_IDS, DoneHint, Geometry, Hint, Ids, Mask, PageHint, every
+from prefetchd.model import NO_IDS, DoneHint, Geometry, Hint, Ids, Mask, PageHint
 from prefetchd.observer import Observer
 from prefetchd.planner import NO_PLAN, Plan, Planner
 from prefetchd.predictor import Guess, in_range
 from prefetchd.staging import Staging
 
-_REST = frozenset({"end_turn"})
+RESTS = frozenset({"end_turn"})
 """Reasons after which a request rests: of recorded agents 59 % were back within five minutes, and
-97 % after a tool. Its pages keep the age of their last demand, so they go before the others'."""
+97 % after a tool. Its pages go before the others'."""
 _HINT_DRIVEN_DEMANDS = 8  # for so many demands after a hint, planning waits for the next hint
 
 
@@ -57,7 +57,7 @@ class Foresight:
 
     def demanded(self, pages: Ids, now_ns: int, *, missed: bool) -> bool:
         """A demand came; whether it asks for a turn of learning and planning."""
-        self._stands = self._stands and every(self._observer.foretold[pages])
+        self._stands = self._stands and self._observer.all_foretold(pages)
         if self._hinted_ns is not None:
             self._planner.observe_lead(now_ns - self._hinted_ns)
             self._hinted_ns = None
@@ -78,8 +78,8 @@ class Foresight:
             # Its last demands came before its end, or they would look like a new request's.
             while self._observer.show_next(at_once=True):
                 pass
-            if len(hint.blocks) and hint.reason not in _REST:
-                self._observer.returns(hint.blocks)
+            if len(hint.blocks):
+                self._observer.ended(hint.blocks, rests=hint.reason in RESTS)
         self._predictor.on_hint(hint)
 
     @property

@@ -13,14 +13,18 @@ from numpy.typing import NDArray
 
 from prefetchd.counters import Counters
 from prefetchd.guarded import Guarded
-from prefetchd.model import NO_IDS, Access, Codes, Feedback, Ids, Mask, Slots, Verdict
+from prefetchd.model import NO_IDS, Access, Codes, Feedback, Ids, Mask, Slots, Verdict, every
 from prefetchd.planner import Planner
 from prefetchd.predictor import Guess
 from prefetchd.staging import Evicted, Staging
 from prefetchd.unseen import Batch, Unseen
 
 _FEEDBACK_BATCH = 16
+_LATE, _USEFUL = np.uint8(Verdict.LATE), np.uint8(Verdict.USEFUL)
 Number = TypeVar("Number", bound=np.generic)
+
+PUSHED_OUT, FORETOLD = np.uint8(1), np.uint8(2)
+"""Marks of a page: a prefetch took its place; the last guess that named all that is needed did."""
 
 
 class Observer:
@@ -30,18 +34,20 @@ class Observer:
         self._predictor = predictor
         self._planner = planner
         self._feedback: list[Feedback] = []
-        self._pushed_out = np.zeros(len(staging.slot_of), np.bool_)  # by a prefetch
+        self._marks = np.zeros(len(staging.slot_of), np.uint8)  # PUSHED_OUT, FORETOLD
         self._unseen = Unseen(staging.eviction.geometry)
-        self.foretold = np.zeros(len(staging.slot_of), np.bool_)
-        """Pages that the last guess named, if it named all that is needed."""
         self.foretold_gone = False
-        """Whether any of them has gone out since."""
+        """Whether any page that was foretold has gone out since."""
         self._foretold = NO_IDS
 
     def foretell(self, pages: Ids) -> None:
-        self.foretold[self._foretold] = False
-        self.foretold[pages] = True
+        """The last guess named these pages, and they are all that is needed."""
+        self._marks[self._foretold] &= ~FORETOLD
+        self._marks[pages] |= FORETOLD
         self._foretold, self.foretold_gone = pages, False
+
+    def all_foretold(self, pages: Ids) -> bool:
+        return every(self._marks[pages] >= FORETOLD)
 
     def demanded(self, slots: Slots, access: Access, *, once: bool = False) -> None:
         self.counters.count_outcomes(access.outcomes)
@@ -55,15 +61,17 @@ class Observer:
 
     def missed(self, pages: Ids) -> None:
         """Demanded pages that are not here: some of them would be, but for a prefetch."""
-        self.counters.pollution += int(np.count_nonzero(self._pushed_out[pages]))
-        self._pushed_out[pages] = False
+        if polluted := int(np.count_nonzero(self._marks[pages] & PUSHED_OUT)):
+            self.counters.pollution += polluted
+            self._marks[pages] &= ~PUSHED_OUT
 
     def evicted(self, evicted: Evicted, *, by_prefetch: Mask | bool) -> None:
         if len(evicted.pages) == 0:
             return
-        self._pushed_out[evicted.pages] = by_prefetch
-        if np.count_nonzero(self.foretold[evicted.pages]):
+        marks = self._marks[evicted.pages] & FORETOLD
+        if np.count_nonzero(marks):
             self.foretold_gone = True
+        self._marks[evicted.pages] = marks | (PUSHED_OUT * by_prefetch)
         self.prefetches_wasted(evicted.wasted, evicted.sources)
 
     def guessed(self, guess: Guess) -> None:
@@ -113,27 +121,29 @@ class Observer:
         staging.eviction.demanded(pages, scores)
         staging.tell()
         here = (staging.page_of[np.maximum(slots, 0)] == pages) & (slots >= 0)
-        if not here.all():
+        if not every(here):
             slots, pages = slots[here], pages[here]
             scores = None if scores is None else scores[here]
         if len(slots):
             staging.eviction.touched(slots, pages, scores)
 
-    def returns(self, blocks: Ids) -> None:
-        """A request over these blocks, in prefix order, is likely to be back. A prefix is of use
-        without its tail and not the other way round, so the tail is the first to go."""
+    def ended(self, blocks: Ids, *, rests: bool) -> None:
+        """A request over these blocks, in prefix order, is likely to be back, soon or after a rest.
+        A prefix is of use without its tail and not the other way round, so the tail is the first
+        to go."""
         geometry = self._staging.eviction.geometry
         pages = geometry.all_pages(blocks[::-1])
         slots = self._staging.slot_of[pages].astype(np.int64)
         self._staging.tell()
-        self._staging.eviction.returns(slots[slots >= 0])
+        eviction = self._staging.eviction
+        (eviction.rests if rests else eviction.returns)(slots[slots >= 0])
 
-    def prefetches_used(self, slots: Slots, *, late: Codes) -> None:
-        """Prefetched pages were demanded for the first time; `late` is 1 where still on the way."""
+    def prefetches_used(self, slots: Slots, *, late: Mask) -> None:
+        """Prefetched pages were demanded for the first time; `late` where still on the way."""
         self.verdicts(
             self._staging.page_of[slots],
             self._staging.source[slots],
-            np.where(late, Verdict.LATE, Verdict.USEFUL).astype(np.uint8),
+            np.where(late, _LATE, _USEFUL),
         )
         self._staging.fresh[slots] = False
 

@@ -53,6 +53,10 @@ class Eviction:
         """A request has ended and is likely to be back: these are its pages that are here, the
         deepest of its prefix first, which is the order in which they may go (optional to use)."""
 
+    def rests(self, slots: Slots) -> None:
+        """As `returns`, of one that is likely to be back later than any that `returns` (optional
+        to use)."""
+
     def removed(self, slots: Slots, pages: Ids) -> None:
         """Slots were emptied, by eviction or otherwise."""
         raise NotImplementedError

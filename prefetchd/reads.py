@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from prefetchd.counters import Counters
-from prefetchd.model import Cancel, Completed, Ids, IoClass, Mask, Read, Slots, every
+from prefetchd.model import Cancel, Completed, Ids, IoClass, Mask, Read, Slots, every, some
 from prefetchd.planner import Planner
 from prefetchd.staging import ABANDONED, READING, READY, Staging
 
@@ -53,8 +53,8 @@ class Reads:
         state = staging.state[slots]
         ours = staging.generation[slots] == event.generations
         current = ours & (state == READING)
-        if (news := int(np.count_nonzero(current))) < len(current):
-            self._counters.stale += len(current) - news
+        if not every(current):
+            self._counters.stale += int(np.count_nonzero(~current))
             given_up = slots[ours & (state == ABANDONED)]
             self.given_up -= len(given_up)
             staging.free(given_up)
@@ -63,7 +63,7 @@ class Reads:
         self.in_flight -= len(slots)
         # Only what somebody waits for is noticed at once; other completions may have lain about.
         pinned = staging.pins[slots] > 0
-        if np.count_nonzero(pinned):
+        if some(pinned):
             awaited = slots[pinned]
             self._planner.observe_reads(staging.ahead[awaited], now_ns - staging.issued_ns[awaited])
         if self.prefetching:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from prefetchd.eviction import Eviction
-from prefetchd.model import NO_IDS, Codes, Geometry, Ids, IoClass, Mask, Scores, Slots, every
+from prefetchd.model import NO_IDS, Codes, Geometry, Ids, IoClass, Mask, Scores, Slots, every, some
 
 FREE, READING, READY, ABANDONED = range(4)
 _KEPT_SHARE_MAX = 0.5  # of the slots: what a predictor may ask to hold
@@ -25,8 +25,7 @@ _AHEAD_MIN, _AHEAD_SHARE = 16, 1 / 64  # of few slots, many ahead would be stale
 
 @dataclass(frozen=True, slots=True)
 class Evicted:
-    """Pages thrown out; of these the prefetched ones that nobody had asked for, and who guessed
-    them."""
+    """Pages thrown out; of these the prefetched ones nobody had asked for, and who guessed them."""
 
     pages: Ids
     wasted: Ids
@@ -115,8 +114,7 @@ class Staging:
         return evicted, np.arange(len(victims)) >= for_demands
 
     def tell(self) -> None:
-        """Show the policy what has come and gone since the last time, in that order; whoever
-        brought it was in a hurry."""
+        """Show the policy what came and went since the last time: who brought it was in a hurry."""
         for change in self._untold:
             if isinstance(change, _Came):
                 self.eviction.inserted(change.slots, change.pages, prefetched=change.prefetched)
@@ -182,7 +180,7 @@ class Staging:
         unused = self.fresh[victims]
         self._untold.append(_Gone(victims, pages))
         self.slot_of[pages] = -1
-        if not np.count_nonzero(unused):
+        if not some(unused):
             return Evicted(pages, NO_IDS, NO_CODES)
         return Evicted(pages, pages[unused], self.source[victims[unused]])
 
@@ -260,7 +258,7 @@ class Staging:
         """Part slots from their pages, which are no longer here."""
         pages = self.page_of[slots]
         held = pages >= 0
-        if not held.all():
+        if not every(held):
             slots, pages = slots[held], pages[held]
         if len(slots):
             self._untold.append(_Gone(slots, pages))

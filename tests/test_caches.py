@@ -7,6 +7,7 @@ the conversation trace takes some minutes.
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -86,9 +87,37 @@ def test_of_a_request_that_ended_the_deepest_block_goes_first() -> None:
     for name in EVICTIONS:
         cache = BlockCache(name, 4, 8)
         cache.bring(np.arange(4))
-        cache.returns(np.arange(4))
+        cache.ended(np.arange(4))
         cache.demand(np.array([7]))
         assert cache.demand(np.array([0, 1, 2])).all(), name
+
+
+@pytest.mark.parametrize("name", ["lru", "cycle"])
+def test_what_rests_goes_first_the_longest_at_rest_before_the_others_and_tails_before_heads(
+    name: str,
+) -> None:
+    cache = BlockCache(name, 8, 20)
+    cache.bring(np.arange(8))
+    for first, rests in ((0, False), (2, True), (4, True), (6, False)):
+        cache.ended(np.arange(first, first + 2), rests=rests)
+    assert cache.demand(np.array([4])).all(), "somebody is back from a rest"
+    gone = []
+    for new in range(10, 17):
+        before = cache.here(np.arange(8))
+        cache.demand(np.array([new]))
+        gone += np.flatnonzero(before & ~cache.here(np.arange(8))).tolist()
+    assert gone == [3, 2, 5, 1, 0, 7, 6]
+
+
+@pytest.mark.timeout(3600 if TRACE else 300)
+@pytest.mark.parametrize("slots", SIZES[1:] if not TRACE else SIZES)
+def test_where_all_requests_rest_it_is_as_if_none_did(slots: int) -> None:
+    load = requests()
+    found = [
+        int(restore_hits("lru", replace(load, stops=(stop,) * len(load)), slots).sum())
+        for stop in ("", "end_turn")
+    ]
+    assert abs(found[0] - found[1]) <= 0.001 * len(load.blocks)
 
 
 def test_a_demand_larger_than_the_cache_is_refused() -> None:

@@ -6,7 +6,19 @@ import numpy as np
 import pytest
 
 from prefetchd.core import CoreLimits
-from prefetchd.model import Completed, Demanded, Hinted, Outcome, PageHint, Ready, Verdict
+from prefetchd.demands import Demands
+from prefetchd.model import (
+    Completed,
+    Demanded,
+    Geometry,
+    Hinted,
+    Mask,
+    Outcome,
+    PageHint,
+    Ready,
+    Slots,
+    Verdict,
+)
 from prefetchd.predictors.none import NoPrefetch
 from tests.core_bench import FAR_NS, Bench, Scripted, ids
 
@@ -59,6 +71,27 @@ def test_one_read_serves_all_who_wait_for_its_page() -> None:
     for ticket in (1, 2, 3):
         bench.release(ticket)
     assert bench.pinned() == 0
+
+
+def test_a_completion_concerns_only_those_who_wait_for_its_slots(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked: list[int] = []
+    readable = Demands._readable
+
+    def noted(demands: Demands, slots: Slots) -> Mask:
+        looked.append(len(slots))
+        return readable(demands, slots)
+
+    monkeypatch.setattr(Demands, "_readable", noted)
+    bench = Bench(64, geometry=Geometry(1, 64))
+    for number in range(50):
+        bench.demand(number, number)
+    bench.demand(50, 3, 0)
+    looked.clear()
+    bench.end()
+    assert looked == [1, 2], "those who waited for page 0, alone and beside another"
+    assert bench.core.unanswered == 50
 
 
 def test_a_waiting_demand_can_be_given_back() -> None:

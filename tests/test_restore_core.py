@@ -76,6 +76,17 @@ def test_the_tail_of_a_request_that_returns_goes_first_and_a_resting_one_before_
     assert left("end_turn", 3) == [10, 11, 12]
 
 
+def test_a_resting_request_goes_before_what_was_used_longest_ago() -> None:
+    bench = Bench(38, geometry=ONE_LAYER)
+    bench.stage(*range(100, 135))
+    bench.stage(0, 1, 2)
+    bench.settle()
+    bench.handle(Hinted(DoneHint(1, "end_turn", blocks=ids(0, 1, 2))))
+    bench.stage(*range(140, 140 + 34))
+    assert not [page for page in bench.resident() if page < 100]
+    assert 134 in bench.resident()
+
+
 def demand(predictor: CrossRequest, blocks: Ids | list[int], request: int) -> None:
     predictor.on_access(Access(np.array(blocks), np.zeros(len(blocks), np.uint8), request))
 

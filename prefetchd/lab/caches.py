@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefetchd.eviction import EVICTIONS
+from prefetchd.foresight import RESTS
 from prefetchd.lab.requests import Requests
 from prefetchd.model import Geometry, Ids, IoClass, Mask
 from prefetchd.staging import READY, Staging
@@ -44,15 +45,20 @@ class BlockCache:
         self._policy.touched(staging.slot_of[blocks].astype(np.int64), blocks, None)
         return here
 
+    def here(self, blocks: Ids) -> Mask:
+        """Which of these are (bool, one a block)."""
+        mask: Mask = self._staging.slot_of[blocks] >= 0
+        return mask
+
     def bring(self, blocks: Ids) -> None:
         """Put distinct blocks that are not here, as far as there is room."""
         self._place(blocks[: self._staging.slots], IoClass.WRITE_BACK)
         self._staging.tell()
 
-    def returns(self, blocks: Ids) -> None:
-        """A request over these blocks, in prefix order, has ended and may be back."""
+    def ended(self, blocks: Ids, *, rests: bool = False) -> None:
+        """A request over these blocks, in prefix order, is over and may be back, after a rest."""
         slots = self._staging.slot_of[blocks[::-1]].astype(np.int64)
-        self._policy.returns(slots[slots >= 0])
+        (self._policy.rests if rests else self._policy.returns)(slots[slots >= 0])
 
     def _place(self, blocks: Ids, io_class: IoClass) -> None:
         slots, _ = self._staging.place(blocks, io_class)
@@ -82,5 +88,5 @@ def restore_hits(policy: str, requests: Requests, slots: int) -> NDArray[np.int6
         chain, known = requests.chain(number), int(reusable[number])
         hits[number] = np.count_nonzero(cache.demand(chain[:known]))
         cache.bring(chain[known:])
-        cache.returns(chain)
+        cache.ended(chain, rests=requests.stops[number] in RESTS)
     return hits

@@ -27,12 +27,15 @@ from prefetchd.lab.virtual import Record, VirtualEngine
 from prefetchd.model import (
     NO_IDS,
     ChainHint,
+    Codes,
     Demanded,
     DoneHint,
     Ids,
     Outcome,
     Ready,
     Released,
+    Slots,
+    every,
 )
 from prefetchd.staging import READY
 
@@ -40,6 +43,7 @@ EARLY_BLOCKS = 2  # that show who a request is
 TIMEOUT_NS = 120_000_000_000
 _ENQUEUE, _START, _TAKE = range(3)
 _OUTCOMES = len(Outcome)
+_LATE = int(Outcome.LATE)
 _NEVER_NS = 1 << 61
 
 
@@ -103,7 +107,8 @@ class SimulatedRestore:
         self._events: list[tuple[int, int, int]] = []
         self._puts = SimulatedPuts(self.engine, visible, block_bytes, self._found)
         self._due_ns = 0
-        self._ready: list[Ready] = []  # all answers of the run
+        self._outcomes: list[Codes] = [np.empty(0, np.uint8)]  # of all answers of the run
+        self._slots: list[Slots] = [NO_IDS]
         count = len(requests)
         self._at_start = 0
         self.log = RestoreLog(np.zeros(count, np.int64), np.full(count, -1, np.int64))
@@ -136,11 +141,9 @@ class SimulatedRestore:
 
     def _sum_up(self) -> None:
         log = self.log
-        outcomes = np.concatenate([np.empty(0, np.uint8), *(one.outcomes for one in self._ready)])
-        slots = np.concatenate([NO_IDS, *(one.slots for one in self._ready)])
-        log.outcomes += np.bincount(outcomes, minlength=_OUTCOMES)
+        log.outcomes += np.bincount(np.concatenate(self._outcomes), minlength=_OUTCOMES)
         log.at_start = self._at_start
-        log.missing = int(np.count_nonzero(slots < 0))
+        log.missing = int(np.count_nonzero(np.concatenate(self._slots) < 0))
         log.seconds = self.engine.now_ns / 1e9
 
     # --- a request's life ---
@@ -148,7 +151,7 @@ class SimulatedRestore:
     def _known(self, number: int, most: int) -> Ids:
         chain = self._requests.chain(number)[:most]
         found = self._visible[chain]
-        return chain if found.all() else chain[: int(np.argmin(found))]
+        return chain if every(found) else chain[: int(np.argmin(found))]
 
     def _enqueue(self, number: int) -> None:
         most = self._reusable[number]
@@ -207,7 +210,8 @@ class SimulatedRestore:
         number = self._tickets.pop(ready.ticket)
         request, log = self._live[number], self.log
         now_ns = self.engine.now_ns
-        self._ready.append(ready)
+        self._outcomes.append(ready.outcomes)
+        self._slots.append(ready.slots)
         log.waits_ns.append(ready.waits_ns)
         self.engine.handle(Released(ready.ticket))
         request.taken += request.out
@@ -218,7 +222,7 @@ class SimulatedRestore:
             next_ns = max(self._link_ns, now_ns + request.out * self._pace.block_ns)
             heapq.heappush(self._events, (next_ns, number, _TAKE))
         else:
-            came = (ready.outcomes >= Outcome.LATE) & (ready.slots >= 0)
+            came = (ready.outcomes >= _LATE) & (ready.slots >= 0)
             log.early += int(np.count_nonzero(came))
         request.out = 0
 

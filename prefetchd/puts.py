@@ -25,10 +25,10 @@ from prefetchd.model import Mask
 from prefetchd.pipeline import Job, Waiter
 from prefetchd.records import NEVER_NS
 from prefetchd.room import Room
+from prefetchd.terms import as_pages, check_terms
 from prefetchd.tickets import PutTicket
 from prefetchd.writer import News, Written
 
-DURABILITIES = ("durable", "fast")
 _BUSY = "all write buffers are busy; the device ends no write"
 _LOST = (
     "all write buffers are held by writes that the device never ended; see the kernel log, and "
@@ -101,7 +101,8 @@ class Puts:
         self, names: list[bytes], pages: NDArray[np.generic], durability: str, ttl_s: float | None
     ) -> PutTicket:
         """Raises ValueError for a wrong shape, level or time, EngineError when stopped."""
-        rows = self.as_pages(pages, len(names))
+        shape = self._driver.catalog.superblock
+        rows = as_pages(pages, len(names), shape.layers, shape.page_bytes)
         expires_ns = self._expiry(self._ttl_s if ttl_s is None else ttl_s)
         engine, binding = self._engine, self._driver.catalog.binding
         number, ticket = self._begin(len(names), durability)
@@ -125,8 +126,7 @@ class Puts:
         return ticket
 
     def _begin(self, count: int, durability: str) -> tuple[int, PutTicket]:
-        if durability not in DURABILITIES:
-            raise ValueError(f"durability is one of {DURABILITIES}, not {durability!r}")
+        check_terms(durability, None)
         with self._engine.lock:
             self._engine.check()
             self.room.tidy()
@@ -223,20 +223,8 @@ class Puts:
     def _expiry(self, ttl_s: float | None) -> int:
         if ttl_s is None:
             return NEVER_NS
-        if not ttl_s > 0:
-            raise ValueError(f"a time to live of {ttl_s} s; give a number of seconds above 0")
+        check_terms("durable", ttl_s)
         return min(NEVER_NS, self.room.wall_ns() + int(min(ttl_s, 1e9) * 1e9))
-
-    def as_pages(self, pages: NDArray[np.generic], count: int) -> NDArray[np.uint8]:
-        store = self._driver.catalog.superblock
-        shape = (count, store.layers, store.page_bytes)
-        flat = np.ascontiguousarray(pages).reshape(-1).view(np.uint8)
-        if flat.size != count * shape[1] * shape[2] or pages.shape[:2] != shape[:2]:
-            raise ValueError(
-                f"pages for {count} keys take {shape} bytes, got {flat.size} bytes "
-                f"(array of shape {pages.shape}, {pages.dtype})"
-            )
-        return flat.reshape(shape)
 
     def _answered(self, waiter: Waiter, key: bytes) -> bool:
         """Whether the block is there, or on its way, so that nothing need be written."""

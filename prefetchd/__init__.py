@@ -18,12 +18,17 @@ from prefetchd.model import ChainHint, DoneHint, Outcome, PageHint
 from prefetchd.opening import open_runtime as open  # noqa: A004  (prefetchd.open reads best)
 from prefetchd.registry import RegistryError
 from prefetchd.runtime import Runtime
+from prefetchd.sidecar.client import Client
+from prefetchd.sidecar.connecting import connect
+from prefetchd.sidecar.handshake import AwayError, SidecarError
 from prefetchd.stats import Stats
 from prefetchd.store import StoreError
 from prefetchd.tickets import PageMissing, PutTicket, Ticket
 
 __all__ = [
+    "AwayError",
     "ChainHint",
+    "Client",
     "DeviceError",
     "DoneHint",
     "EngineError",
@@ -40,10 +45,12 @@ __all__ = [
     "PutTicket",
     "RegistryError",
     "Runtime",
+    "SidecarError",
     "Stats",
     "StoreError",
     "Ticket",
     "block_keys",
+    "connect",
     "open",
     "uniform",
 ]

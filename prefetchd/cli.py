@@ -40,6 +40,8 @@ from prefetchd.layout import LayoutError
 from prefetchd.layout_command import show_layout
 from prefetchd.predictor_command import predictor_app
 from prefetchd.registry import PLUGIN_PREFIX, RegistryError
+from prefetchd.sidecar.place import PlaceError
+from prefetchd.sidecar.serve_command import config_app, serve
 from prefetchd.store import StoreError
 from prefetchd.store_command import store_app
 
@@ -56,11 +58,13 @@ app.add_typer(bench_app, name="bench")
 app.add_typer(store_app, name="store")
 app.add_typer(trace_app, name="trace")
 app.add_typer(predictor_app, name="predictor")
+app.add_typer(config_app, name="config")
 app.command("layout")(show_layout)
+app.command("serve")(serve)
 
 _USAGE = 2  # click's own code, for what it cannot parse
 _BAD_INPUT = (ReplayError, TraceError, LayoutError, RegistryError, ReportError, ValueError)
-_CANNOT = (StoreError, DeviceError, GpuError, EngineError, BenchError)
+_CANNOT = (StoreError, DeviceError, GpuError, EngineError, BenchError, PlaceError)
 
 
 @app.callback(invoke_without_command=True)

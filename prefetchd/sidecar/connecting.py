@@ -1,0 +1,28 @@
+"""`prefetchd.connect(...)`: from an address to a client. Decides what is meant by default."""
+
+from __future__ import annotations
+
+from prefetchd.assembly import GpuFactory
+from prefetchd.layout import Layout
+from prefetchd.sidecar.client import Client
+
+
+def connect(
+    address: str = "unix:",
+    *,
+    namespace: str = "default",
+    layout: Layout | None = None,
+    blocks: int | None = None,
+    token: str = "",
+    gpu: str | GpuFactory = "host",
+    write_bytes: int = 32 << 20,
+    timeout_s: float = 60.0,
+) -> Client:
+    """A daemon's namespace, with the API of `prefetchd.open`'s runtime.
+
+    `address`: `unix:PATH`; `unix:` alone is where `prefetchd serve` listens by itself. `layout`:
+    the store must be of it; with `blocks`, one is made if the daemon makes namespaces by itself.
+    `gpu`: this process's own device. `write_bytes`: of the memory that carries puts. `timeout_s`:
+    how long the daemon may take to open the namespace. Raises SidecarError, GpuError.
+    """
+    return Client(address, namespace, token, layout, blocks, gpu, write_bytes, timeout_s)

@@ -70,7 +70,9 @@ class Client:
         self._limits: Limits
         self._timeout_ns: int
         self.slots: int
+        self.slot_bytes: int
         self.page_bytes: int
+        self.notes: tuple[str, ...]
         self._make_gpu = registry.gpu_device_class(gpu) if isinstance(gpu, str) else gpu
         self._first: Attachment | None = None
         self._gpu: GpuDevice
@@ -95,15 +97,9 @@ class Client:
         """A daemon is there, maybe another one: its pages must mean what they meant before."""
         new, first = attachment.welcome, self._first
         if first is not None:
-            old = first.welcome
-            if (new.fingerprint, new.layers, new.blocks) != (
-                old.fingerprint,
-                old.layers,
-                old.blocks,
-            ):
-                raise SidecarError("the daemon is back with another store; connect anew")
-            if (new.slots, new.slot_bytes) != (old.slots, old.slot_bytes):
-                raise SidecarError("the daemon is back with another staging; connect anew")
+            for name in ("fingerprint", "layers", "blocks", "slots", "slot_bytes"):
+                if getattr(new, name) != getattr(first.welcome, name):
+                    raise SidecarError(f"the daemon is back with another {name}; connect anew")
         gpu = self._make_gpu(attachment.staging, new.slots)
         if first is not None:
             self._gpu.close()
@@ -269,6 +265,7 @@ class Client:
         """Let go of the daemon, which goes on; puts that have not ended are ended by it."""
         self._line.close()
         self._gpu.close()
+        self._first, self._writes = None, (None, None)
 
     def __enter__(self) -> Self:
         return self

@@ -178,5 +178,6 @@ class Connection:
         log.info("process %s of uid %s has gone: %s", self.peer.pid, self.peer.uid, why)
         self._ended(self)
         self.sock.close()
-        if self.session is not None:
-            self.session.end()
+        session, self.session = self.session, None
+        if session is not None:
+            session.end()

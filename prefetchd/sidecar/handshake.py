@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from pathlib import Path
@@ -40,7 +41,8 @@ def attach(path: Path, hello: Hello, timeout_s: float) -> tuple[socket.socket, A
     try:
         sock.settimeout(timeout_s)
         sock.connect(str(path))
-        sock.sendall(frame(hello))
+        with contextlib.suppress(BrokenPipeError):  # refused already; why is there to be read
+            sock.sendall(frame(hello))
         welcome = _welcome(sock, descriptors)
         if len(descriptors) != 1 + (welcome.write_bytes > 0):
             raise ProtocolError(f"{len(descriptors)} descriptors came with Welcome")

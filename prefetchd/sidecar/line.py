@@ -290,3 +290,4 @@ class Line:
             self._discard(link)
         if comeback is not None:
             comeback.join()
+        self._attached = lambda _: None  # which leads to our owner, and from there back to us

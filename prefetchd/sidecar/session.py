@@ -221,6 +221,7 @@ class Session:
         if self._ended:
             return
         self._ended = True
+        self._puts.close()
         tickets, self._tickets = list(self._tickets.values()), {}
         try:
             for ticket in tickets:

@@ -92,6 +92,10 @@ class Puts:
             protocol.PutEnd(number, blocks, stamps, list(ticket.failures), list(ticket.refused))
         )
 
+    def close(self) -> None:
+        """Let go of the write arena; a put that reads it goes on to its end."""
+        self._write_arena = None
+
     def give_up(self) -> list[int]:
         """Those that have not ended; whatever becomes of them is not told any more."""
         putting, self._putting = self._putting, set()

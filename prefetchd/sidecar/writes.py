@@ -82,13 +82,14 @@ class Writes:
 
         def ready() -> bool:
             with line.lock:
-                if link.attachment.lost or self._under_way >= self._puts_max:
-                    return bool(link.attachment.lost)
-                place = 0 if inline else self._regions.take(length)
-                if place is not None and not places:
-                    places.append(place)
-                    self._under_way += 1
-            return bool(places)
+                if link.attachment.lost or places:
+                    return True  # it is asked again once it was so
+                if self._under_way < self._puts_max:
+                    place = 0 if inline else self._regions.take(length)
+                    if place is not None:
+                        places.append(place)
+                        self._under_way += 1
+                return bool(places)
 
         if not line.wait(ready, line.clock() + timeout_ns):
             return "the write arena is full; the daemon ends no put"

@@ -186,11 +186,13 @@ def ready_of(reply: Reply, number: int, count: int, slots_most: int) -> Ready:
     if not isinstance(reply, protocol.Pages):
         return nothing(number, count)
     slots = array_of(reply.slots, np.int64, count, "slots", count)
-    if count and (slots.min() < -1 or slots.max() >= slots_most):
+    # Read as unsigned and one higher, -1 is 0 and every other negative slot a huge one.
+    if count and (slots + 1).view(np.uint64).max() > slots_most:
         raise ProtocolError(f"a slot that is none of {slots_most}")
     outcomes = array_of(reply.outcomes, np.uint8, count, "outcomes", count)
-    waits_ns = np.zeros(count, np.int64)
-    if reply.waits is not None:
+    if reply.waits is None:
+        waits_ns = np.zeros(count, np.int64)
+    else:
         waits_ns = array_of(reply.waits, np.int64, count, "waits", count)
     return Ready(number, slots, outcomes, waits_ns)
 

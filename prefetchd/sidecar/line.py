@@ -24,6 +24,7 @@ from prefetchd.sidecar.wire import ProtocolError
 
 log = logging.getLogger("prefetchd")
 
+_SEND_FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 _SEND_TIMEOUT_NS = 5_000_000_000
 _ATTACH_TIMEOUT_S = 5.0
 _PAUSE_S, _PAUSE_MAX_S = 0.01, 1.0
@@ -89,7 +90,7 @@ class Line:
         """If it cannot be sent, the line breaks."""
         with self._send_lock:
             try:
-                sent = link.sock.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                sent = link.sock.send(data, _SEND_FLAGS)
             except BlockingIOError:
                 sent = 0
             except OSError as error:
@@ -109,7 +110,7 @@ class Line:
                 self._read(link)
                 self._has_read()
             try:
-                rest = rest[link.sock.send(rest, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL) :]
+                rest = rest[link.sock.send(rest, _SEND_FLAGS) :]
             except BlockingIOError:
                 continue
             except OSError as error:

@@ -90,6 +90,8 @@ class Namespace:
         self.fingerprint = runtime.fingerprint
         self.waiting = 0
         """Demands that have no answer yet; while there are any, the loop attends to the device."""
+        self.attended = False
+        """Whether the loop does."""
         self.pool = ThreadPoolExecutor(_PUT_THREADS, f"prefetchd-put-{name}")
 
     @property

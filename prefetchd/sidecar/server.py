@@ -57,7 +57,6 @@ class Server:
         self._bell = Bell()
         self._later: deque[Callable[[], None]] = deque()
         self._lingering: set[Connection] = set()
-        self._attended: dict[int, Namespace] = {}  # by their device's descriptor
         self._opening: dict[str, list[tuple[Connection, Hello]]] = {}
         self._opener = ThreadPoolExecutor(1, "prefetchd-open")
         self._epoll = select.epoll()
@@ -105,21 +104,20 @@ class Server:
     def _attend(self) -> None:
         """Look at the devices for which somebody waits, and at no others."""
         for namespace in self.namespaces.open.values():
-            descriptor = namespace.device_fd
-            attended = descriptor in self._attended
-            if bool(namespace.waiting) == attended:
+            if namespace.attended == (namespace.waiting > 0):
                 continue
-            engine = namespace.runtime.engine
-            if attended:
+            namespace.attended = not namespace.attended
+            descriptor, engine = namespace.device_fd, namespace.runtime.engine
+            if not namespace.attended:
                 self._epoll.unregister(descriptor)
-                del self._attended[descriptor], self._handlers[descriptor]
+                del self._handlers[descriptor]
                 engine.leave()
                 continue
             try:
                 engine.attend()
             except EngineError:
-                continue  # its clients have been told
-            self._attended[descriptor] = namespace
+                namespace.attended, namespace.waiting = False, 0  # its clients have been told
+                continue
             self._handlers[descriptor] = partial(self._collect, namespace)
             self._epoll.register(descriptor, select.EPOLLIN)
 
@@ -250,8 +248,9 @@ class Server:
         self._opener.shutdown(cancel_futures=True)
         for _ in range(len(self._later)):
             self._later.popleft()()
-        for namespace in self._attended.values():
-            namespace.runtime.engine.leave()
+        for namespace in self.namespaces.open.values():
+            if namespace.attended:
+                namespace.runtime.engine.leave()
         failures = self.namespaces.close()
         for connection in list(self.connections):
             connection.sock.close()

@@ -44,6 +44,7 @@ from prefetchd.tickets import Ticket
 log = logging.getLogger("prefetchd")
 
 _REQUEST_BITS = 32
+_REQUEST_MASK = (1 << _REQUEST_BITS) - 1
 
 
 class Session:
@@ -151,7 +152,7 @@ class Session:
 
     def _stream(self, request: int) -> int:
         """A request's number among those of all clients."""
-        return self._base + request % (1 << _REQUEST_BITS)
+        return self._base + (request & _REQUEST_MASK)
 
     def _answered(self, number: int, ticket: Ticket) -> None:
         self.namespace.waiting -= 1
@@ -160,7 +161,7 @@ class Session:
 
     def _answer(self, number: int, ticket: Ticket) -> None:
         waits_ns = ticket.waits_ns
-        waits = raw_of(waits_ns, np.int64) if waits_ns.any() else None
+        waits = raw_of(waits_ns, np.int64) if np.count_nonzero(waits_ns) else None
         slots, outcomes = raw_of(ticket.slots, np.int64), raw_of(ticket.outcomes, np.uint8)
         self._reply(protocol.Pages(number, slots, outcomes, waits))
 

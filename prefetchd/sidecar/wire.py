@@ -6,6 +6,7 @@ Refuses to know what messages mean.
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from typing import Any, TypeVar, cast
 
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from prefetchd.sidecar.protocol import Message, Reply, Request
 
 HEAD_BYTES = 4
+_LITTLE = sys.byteorder == "little"
 
 Array = TypeVar("Array", bound=np.generic)
 
@@ -87,13 +89,16 @@ def array_of(
     raw: bytes, dtype: type[Array], most: int, what: str, length: int | None = None
 ) -> NDArray[Array]:
     """The numbers in a message. Raises ProtocolError for a broken, too long or wrong number."""
-    kind = np.dtype(dtype).newbyteorder("<")
-    count, odd = divmod(len(raw), kind.itemsize)
+    size = np.dtype(dtype).itemsize
+    count, odd = divmod(len(raw), size)
     if odd or count > most or (length is not None and count != length):
         expected = f"{length} numbers" if length is not None else f"at most {most} numbers"
-        raise ProtocolError(f"{what}: {len(raw)} bytes are not {expected} of {kind.itemsize} bytes")
-    return np.frombuffer(raw, kind).astype(dtype, copy=False)
+        raise ProtocolError(f"{what}: {len(raw)} bytes are not {expected} of {size} bytes")
+    array = np.frombuffer(raw, dtype)
+    return array if _LITTLE else array.byteswap()
 
 
 def raw_of(array: NDArray[np.generic], dtype: type[np.generic]) -> bytes:
-    return np.ascontiguousarray(array, np.dtype(dtype).newbyteorder("<")).tobytes()
+    if array.dtype != dtype:
+        array = array.astype(dtype)
+    return (array if _LITTLE else array.byteswap()).tobytes()

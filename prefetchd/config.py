@@ -46,7 +46,7 @@ store = "/nvme/chat"          # a folder, of this namespace only
 model = "llama-3-8b"          # or layers = 32 and page_bytes = "64KiB"
 blocks = 100000               # both of a store that is to be made
 staging = "4GiB"
-users = ["inference"]         # names or numbers; without users and groups: the daemon's own user
+users = []                    # names or numbers; without users and groups: the daemon's own user
 groups = []
 # token = "..."               # what a client has to know besides
 # predictor = "auto"

@@ -68,6 +68,7 @@ class Client:
         timeout_s: float,
     ) -> None:
         self._limits: Limits
+        self._stamps: NDArray[np.int64]
         self._timeout_ns: int
         self.slots: int
         self.slot_bytes: int
@@ -92,6 +93,7 @@ class Client:
         self.medium = Medium(*welcome.medium)
         self._timeout_ns = welcome.demand_timeout_ns
         self._limits = welcome.limits
+        self._stamps = np.zeros(self.geometry.blocks, np.int64)  # as last told, 0: never
 
     def _attached(self, attachment: Attachment) -> None:
         """A daemon is there, maybe another one: its pages must mean what they meant before."""
@@ -132,7 +134,9 @@ class Client:
         if link is None:
             return Found(NO_IDS, NO_IDS)
         reply = self._line.answer(link, partial(find_frame, names=names), _ANSWER_NS)
-        return found_of(reply)
+        found = found_of(reply)
+        self._stamps[found.blocks] = found.stamps
+        return found
 
     def _link(self) -> Link | None:
         """None while the daemon is away. Raises SidecarError once this client was closed."""
@@ -156,7 +160,8 @@ class Client:
     ) -> Ticket:
         """See `Runtime.demand`. While the daemon is away, all pages are missing.
 
-        Block indices do not outlive a daemon: after it has come back, `find` again or give stamps.
+        Block indices do not outlive a daemon. Once it has come back, pages whose blocks were not
+        found or put again by this client are missing, unless stamps are given.
         """
         pages = np.array(pages, np.int64)
         check_demand(pages, self.slots, self.geometry)
@@ -164,6 +169,8 @@ class Client:
             if array is not None and array.shape != pages.shape:
                 words = f"{pages.shape} pages with {array.shape} {name}; give one a page"
                 raise ValueError(words)
+        if stamps is None and self._line.breaks:
+            stamps = self._stamps[pages // self.geometry.layers]
         timeout_ns = self._timeout_ns if timeout_s is None else int(timeout_s * 1e9)
         link, line = self._link(), self._line
         if link is None:
@@ -224,7 +231,7 @@ class Client:
         with self._line.lock:
             known, writes = self._writes
             if known is not link or writes is None:
-                writes = Writes(self._line, link, _INLINE_BYTES)
+                writes = Writes(self._line, link, self._stamps, _INLINE_BYTES)
                 self._writes = link, writes
         return writes.put(names, rows, durability, ttl_s, self._timeout_ns)
 

@@ -107,8 +107,10 @@ class Line:
                 self._break(link, "the daemon takes no requests")
                 return
             if link.may_move(TICK_NS) and self._may_read(link):
-                self._read(link)
-                self._has_read()
+                try:
+                    self._read(link)
+                finally:
+                    self._has_read()
             try:
                 rest = rest[link.sock.send(rest, _SEND_FLAGS) :]
             except BlockingIOError:
@@ -145,11 +147,11 @@ class Line:
             link = self._turn(done, min(left_ns, TICK_NS))
             if link is None:
                 continue
-            if left_ns < TICK_NS and not link.readable(left_ns):
+            try:
+                if left_ns >= TICK_NS or link.readable(left_ns):
+                    self._read(link)
+            finally:
                 self._has_read()
-                continue
-            self._read(link)
-            self._has_read()
         return done()
 
     def _turn(self, done: Callable[[], bool], patience_ns: int) -> Link | None:

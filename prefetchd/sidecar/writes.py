@@ -23,9 +23,13 @@ _NO_END_NS = 1 << 62
 
 
 class Writes:
-    """Of one link: `inline_bytes`: up to this a put needs no arena."""
+    """Of one link. `stamps` (one a block): what is told of blocks goes there; `inline_bytes`: up to
+    this a put needs no arena."""
 
-    def __init__(self, line: Line, link: Link, inline_bytes: int) -> None:
+    def __init__(
+        self, line: Line, link: Link, stamps: NDArray[np.int64], inline_bytes: int
+    ) -> None:
+        self._stamps = stamps
         self._line = line
         self._link = link
         limits = link.attachment.welcome.limits
@@ -121,6 +125,8 @@ class Writes:
         ticket.refused += [first + place for place in refused]
         for position, (block, stamp) in enumerate(zip(blocks, stamps, strict=True), first):
             ticket.settle(position, block, stamp=stamp)
+            if block >= 0:
+                self._stamps[block] = stamp
 
     def _fail(self, ticket: RemotePut, positions: range, why: str) -> None:
         for position in positions:

@@ -19,7 +19,7 @@ from prefetchd.assembly import Options
 from prefetchd.layout import Layout, LayoutError, uniform
 from prefetchd.layout_command import layout_of
 from prefetchd.sidecar.greeting import ServerLimits
-from prefetchd.sidecar.namespace import NamespaceSettings
+from prefetchd.sidecar.namespace import NamespaceSettings, check_name
 from prefetchd.units import parse_bytes
 
 Table = TypeVar("Table", bound=msgspec.Struct)
@@ -130,7 +130,8 @@ def parse_config(text: str, where: str) -> Config:
     made = _table(text, where, "made", tables.get("made", {}), Made)
     spaces = tables.get("namespaces", {})
     if not isinstance(spaces, dict):
-        raise ConfigError(f"{where}: namespaces are tables: [namespaces.NAME]")
+        line = _line_of(text, "", "namespaces")
+        raise ConfigError(f"{where}, line {line}: namespaces are tables: [namespaces.NAME]")
     read = {
         name: _table(text, where, f"namespaces.{name}", space, Space)
         for name, space in spaces.items()
@@ -157,10 +158,10 @@ def _table(text: str, where: str, name: str, table: object, kind: type[Table]) -
 def _line_of(text: str, table: str, key: str) -> int:
     """Where a key of a table stands; where the table does, if the key does not."""
     header = re.compile(r"\s*\[\s*([^\]]*?)\s*\]")
-    inside, place = False, 1
+    inside, place = not table, 1
     for number, line in enumerate(text.splitlines(), 1):
         if match := header.match(line):
-            inside = match[1].replace('"', "").replace(" ", "") == table
+            inside = match[1].replace('"', "").replace("'", "") == table
             place = number if inside else place
         elif inside and key and re.match(rf'\s*"?{re.escape(key)}"?\s*=', line):
             return number
@@ -174,6 +175,8 @@ def _check(config: Config, text: str, where: str) -> None:
         try:
             make()
         except (ValueError, LayoutError) as error:
+            if option := re.match(r"option (\w+?)(_bytes)? is", str(error)):
+                key = option[1]
             line = _line_of(text, table, key)
             raise ConfigError(f"{where}, line {line}, [{table}] {key}: {error}") from error
 
@@ -183,6 +186,7 @@ def _check(config: Config, text: str, where: str) -> None:
     stores: dict[str, str] = {}
     for name, space in config.namespaces.items():
         table = f"namespaces.{name}"
+        sound(table, "", lambda name=name: check_name(name))  # type: ignore[misc]
         for key in ("staging", "quota", "cap", "floor"):
             sound(table, key, lambda key=key, space=space: _size(getattr(space, key)))  # type: ignore[misc]
         sound(table, "users", lambda space=space: _users(space))  # type: ignore[misc]

@@ -32,6 +32,12 @@ _SO_PEERGROUPS = 59  # asm-generic/socket.h; Python does not name it
 _GROUPS_BYTES = 1 << 16
 
 
+def check_name(name: str) -> None:
+    """Raises ValueError: it is a folder's name, and must stay one."""
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"{name!r} is no name for a namespace: letters, digits, '.', '_', '-'")
+
+
 class DeniedError(Exception):
     """Not there, or not this client's: it is not told which."""
 
@@ -169,7 +175,8 @@ class Namespaces:
         self._bytes_max = bytes_max
 
     def settings_for(self, hello: Hello, peer: Peer) -> NamespaceSettings:
-        """Of the namespace that a client asks for. Raises DeniedError, StoreError, LayoutError."""
+        """Of the namespace that a client asks for. Raises DeniedError, StoreError,
+        LayoutError, ValueError."""
         known = self.settings.get(hello.namespace)
         if known is None and self._may_make(hello, peer):
             return self._new(hello)
@@ -185,10 +192,7 @@ class Namespaces:
 
     def _new(self, hello: Hello) -> NamespaceSettings:
         assert self._made_in is not None
-        if not _NAME.fullmatch(hello.namespace):
-            raise DeniedError(
-                f"{hello.namespace!r} is no name for a namespace: letters, digits, '.', '_', '-'"
-            )
+        check_name(hello.namespace)
         if len(self.settings) >= self._most:
             raise StoreError(f"{len(self.settings)} namespaces are there, the most allowed")
         path = self._made_in / hello.namespace

@@ -49,9 +49,9 @@ def serve(
     if config and store:
         raise ValueError("give --config or --store: a configuration names its stores itself")
     path = socket or (Path(settings.daemon.socket) if settings.daemon.socket else default_socket())
+    namespaces = _namespaces(settings, store, is_default=config is None)
     place = Place(path, socket_mode(settings))
     try:
-        namespaces = _namespaces(settings, store, is_default=config is None)
         _open_all(namespaces)
         server = Server(place, namespaces, limits_of(settings))
     except BaseException:

@@ -90,7 +90,7 @@ def test_a_daemon_that_comes_back_with_another_store_is_not_used(tmp_path: Path)
 def test_a_daemon_that_hangs_is_left_in_bounded_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_module, "_ANSWER_NS", 200_000_000)
+    monkeypatch.setattr(client_module, "ANSWER_NS", 200_000_000)
     with (
         Process(tmp_path, "--store", str(tmp_path / "stores")) as process,
         connect(process.address, layout=layout(), blocks=BLOCKS) as kv,

@@ -11,22 +11,17 @@ import asyncio
 import time
 from functools import partial
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import NoReturn, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from prefetchd import registry
 from prefetchd.assembly import GpuFactory
-from prefetchd.gpu import GpuDevice
 from prefetchd.growing import GrowError
-from prefetchd.holds import check_demand
-from prefetchd.hostinfo import Medium
-from prefetchd.layout import Layout
 from prefetchd.lookups import Found, Keys, Stamps, as_keys
-from prefetchd.model import NO_IDS, Geometry, Hint, Ids, Scores
+from prefetchd.model import NO_IDS, Hint, Ids, Scores
+from prefetchd.sidecar.caller import ANSWER_NS, Caller
 from prefetchd.sidecar.conversation import (
-    Attachment,
     demand_frame,
     find_frame,
     found_of,
@@ -34,79 +29,25 @@ from prefetchd.sidecar.conversation import (
     nothing,
     stats_of,
 )
-from prefetchd.sidecar.handshake import AwayError, SidecarError, hello_for
+from prefetchd.sidecar.handshake import AwayError
 from prefetchd.sidecar.line import Line
 from prefetchd.sidecar.link import Link
 from prefetchd.sidecar.place import path_of
-from prefetchd.sidecar.protocol import AskStats, Limits, Told
+from prefetchd.sidecar.protocol import AskStats, Hello, Told
 from prefetchd.sidecar.remote import RemotePut, RemoteTicket
 from prefetchd.sidecar.wire import frame
-from prefetchd.sidecar.writes import Writes, put_nothing
+from prefetchd.sidecar.writes import NO_END_NS, Piece, Writes, fail
 from prefetchd.stats import Stats
-from prefetchd.terms import as_pages, check_terms
 from prefetchd.tickets import Ticket
 
-_ANSWER_NS = 5_000_000_000
-"""Within this the daemon answers what it need not wait for, and beyond a demand's own deadline."""
-_INLINE_BYTES = 1 << 14
-"""Up to this a put's bytes go over the line: sent sooner than placed and mapped."""
 
-
-class Client:
+class Client(Caller):
     """One namespace of a daemon. Usable as a context manager, also `async with`. Thread-safe; a
     thread that waits alone drives the socket itself. Made by `connect`."""
 
-    def __init__(
-        self,
-        address: str,
-        namespace: str,
-        token: str,
-        layout: Layout | None,
-        blocks: int | None,
-        gpu: str | GpuFactory,
-        write_bytes: int,
-        timeout_s: float,
-    ) -> None:
-        self._limits: Limits
-        self._stamps: NDArray[np.int64]
-        self._timeout_ns: int
-        self.slots: int
-        self.slot_bytes: int
-        self.page_bytes: int
-        self.notes: tuple[str, ...]
-        self._make_gpu = registry.gpu_device_class(gpu) if isinstance(gpu, str) else gpu
-        self._first: Attachment | None = None
-        self._gpu: GpuDevice
-        self._open: set[int] = set()
-        self._writes: tuple[Link | None, Writes | None] = None, None
-        self.hints_dropped = 0
-        """While the daemon was away."""
-        hello = hello_for(namespace, token, layout, blocks, write_bytes)
+    def __init__(self, address: str, hello: Hello, gpu: str | GpuFactory, timeout_s: float) -> None:
+        super().__init__(gpu)
         self._line = Line(path_of(address), hello, self._attached, timeout_s)
-        assert self._first is not None
-        welcome = self._first.welcome
-        self.geometry: Geometry = self._first.geometry
-        self.slots, self.slot_bytes = welcome.slots, welcome.slot_bytes
-        self.page_bytes = welcome.page_bytes
-        self.fingerprint = welcome.fingerprint
-        self.notes = tuple(welcome.notes)
-        self.medium = Medium(*welcome.medium)
-        self._timeout_ns = welcome.demand_timeout_ns
-        self._limits = welcome.limits
-        self._stamps = np.zeros(self.geometry.blocks, np.int64)  # as last told, 0: never
-
-    def _attached(self, attachment: Attachment) -> None:
-        """A daemon is there, maybe another one: its pages must mean what they meant before."""
-        new, first = attachment.welcome, self._first
-        if first is not None:
-            for name in ("fingerprint", "layers", "blocks", "slots", "slot_bytes"):
-                if getattr(new, name) != getattr(first.welcome, name):
-                    raise SidecarError(f"the daemon is back with another {name}; connect anew")
-        gpu = self._make_gpu(attachment.staging, new.slots)
-        if first is not None:
-            self._gpu.close()
-        self._first, self._gpu = attachment, gpu
-        self._open = set()
 
     # --- what an engine asks ---
 
@@ -133,7 +74,7 @@ class Client:
         link = self._link()
         if link is None:
             return Found(NO_IDS, NO_IDS)
-        reply = self._line.answer(link, partial(find_frame, names=names), _ANSWER_NS)
+        reply = self._line.answer(link, partial(find_frame, names=names), ANSWER_NS)
         found = found_of(reply)
         self._stamps[found.blocks] = found.stamps
         return found
@@ -142,12 +83,6 @@ class Client:
         """None while the daemon is away. Raises SidecarError once this client was closed."""
         self._line.check()
         return self._line.link
-
-    def pages(self, blocks: Ids, layer: int) -> Ids:
-        """Page ids (int64) of one layer of these blocks."""
-        if not 0 <= layer < self.geometry.layers:
-            raise ValueError(f"layer {layer} of a store with {self.geometry.layers} pages a block")
-        return self.geometry.page_ids(np.asarray(blocks, np.int64), layer)
 
     def demand(
         self,
@@ -163,41 +98,27 @@ class Client:
         Block indices do not outlive a daemon. Once it has come back, pages whose blocks were not
         found or put again by this client are missing, unless stamps are given.
         """
-        pages = np.array(pages, np.int64)
-        check_demand(pages, self.slots, self.geometry)
-        for name, array in (("stamps", stamps), ("scores", scores)):
-            if array is not None and array.shape != pages.shape:
-                words = f"{pages.shape} pages with {array.shape} {name}; give one a page"
-                raise ValueError(words)
-        if stamps is None and self._line.breaks:
-            stamps = self._stamps[pages // self.geometry.layers]
-        timeout_ns = self._timeout_ns if timeout_s is None else int(timeout_s * 1e9)
+        broken = self._line.breaks > 0
+        pages, stamps = self._demanded(pages, stamps, scores, broken=broken)
+        timeout_ns = self.timeout_ns if timeout_s is None else int(timeout_s * 1e9)
         link, line = self._link(), self._line
         if link is None:
             return self._missing(pages)
         number = line.number()
         with line.lock:
-            if len(self._open) >= self._limits.tickets:
-                raise ValueError(
-                    f"{len(self._open)} demands are open, the most allowed: release some"
-                )
-            self._open.add(number)
+            self._open_ticket(number)
         gpu, given_back = self._gpu, self._given_back
         ticket = RemoteTicket(line, gpu, link.attachment, number, pages, given_back)
         body = demand_frame(number, pages, timeout_ns, stamps, scores, request)
-        line.ask(link, number, body, ticket.answered, timeout_ns + _ANSWER_NS)
+        line.ask(link, number, body, ticket.answered, timeout_ns + ANSWER_NS)
         return ticket
 
     def _missing(self, pages: Ids) -> Ticket:
-        assert self._first is not None
-        ticket = RemoteTicket(self._line, self._gpu, self._first, 0, pages, self._given_back)
+        assert self._attachment is not None
+        ticket = RemoteTicket(self._line, self._gpu, self._attachment, 0, pages, self._given_back)
         ticket.failure = self._line.away
         ticket.resolve(nothing(0, len(pages)))
         return ticket
-
-    def _given_back(self, ticket: Ticket) -> None:
-        with self._line.lock:
-            self._open.discard(ticket.number)
 
     def hint(self, hint: Hint) -> None:
         """See `Runtime.hint`. Dropped and counted while the daemon is away."""
@@ -222,18 +143,39 @@ class Client:
     ) -> RemotePut:
         """See `Runtime.put`. While the daemon is away every block fails, in words; if it goes while
         a put is under way, blocks that failed may have been stored all the same."""
-        names = as_keys(keys)
-        check_terms(durability, ttl_s)
-        rows = as_pages(pages, len(names), self.geometry.layers, self.page_bytes)
+        names, rows = self._to_put(keys, pages, durability, ttl_s)
+        ticket = RemotePut(self._line, len(names))
         link = self._link()
         if link is None:
-            return put_nothing(self._line, len(names), self._line.away)
-        with self._line.lock:
-            known, writes = self._writes
-            if known is not link or writes is None:
-                writes = Writes(self._line, link, self._stamps, _INLINE_BYTES)
-                self._writes = link, writes
-        return writes.put(names, rows, durability, ttl_s, self._timeout_ns)
+            fail(ticket, range(len(names)), self._line.away)
+            return ticket
+        writes = self._writes_of(link.attachment, self._line.lock)
+        for piece in writes.pieces(names, rows, (durability, ttl_s)):
+            if why := self._send(link, writes, ticket, piece):
+                with self._line.lock:
+                    fail(ticket, range(piece.first, len(names)), why)
+                break
+        return ticket
+
+    def _send(self, link: Link, writes: Writes, ticket: RemotePut, piece: Piece) -> str:
+        """Why it could not be sent; empty if it could."""
+        if why := writes.too_large(piece):
+            return why
+        line, places = self._line, list[int]()
+
+        def ready() -> bool:
+            if not places and (place := writes.place(piece)) is not None:
+                places.append(place)
+            return bool(places or link.attachment.lost)
+
+        if not line.wait(ready, line.clock() + self.timeout_ns):
+            return "the write arena is full; the daemon ends no put"
+        if not places:
+            return link.attachment.lost
+        number = line.number()
+        body, ended = writes.request(number, ticket, piece, places[0])
+        line.ask(link, number, body, ended, NO_END_NS)
+        return ""
 
     def grow(self, *, request: int = 0) -> NoReturn:
         """Blocks grow in an embedded runtime only."""
@@ -250,20 +192,12 @@ class Client:
         """Whether the daemon is there, now or within that time."""
         return self._line.wait_until_back(timeout_s)
 
-    def buffer(self, pages: int) -> Any:
-        """A destination for `Ticket.push`: (pages, slot_bytes) bytes in the GPU's memory."""
-        return self._gpu.buffer(pages)
-
-    def peek(self, buffer: Any, pages: int, length: int) -> NDArray[np.uint8]:
-        """The first `length` bytes of a buffer's first rows in ordinary memory, for checks."""
-        return self._gpu.to_host(buffer[:pages, :length])
-
     def stats(self) -> Stats:
         """The counters of the namespace, all its clients together. Raises AwayError."""
         link = self._link()
         if link is None:
             raise AwayError(self._line.away)
-        reply = self._line.answer(link, lambda number: frame(AskStats(number)), _ANSWER_NS)
+        reply = self._line.answer(link, lambda number: frame(AskStats(number)), ANSWER_NS)
         if not isinstance(reply, Told):
             raise AwayError(getattr(reply, "words", "the daemon's answer makes no sense"))
         return stats_of(reply.stats, self._gpu.engine)
@@ -272,7 +206,7 @@ class Client:
         """Let go of the daemon, which goes on; puts that have not ended are ended by it."""
         self._line.close()
         self._gpu.close()
-        self._first, self._writes = None, (None, None)
+        self._attachment = self._writes = None
 
     def __enter__(self) -> Self:
         return self

@@ -5,6 +5,7 @@ from __future__ import annotations
 from prefetchd.assembly import GpuFactory
 from prefetchd.layout import Layout
 from prefetchd.sidecar.client import Client
+from prefetchd.sidecar.handshake import hello_for
 
 
 def connect(
@@ -25,4 +26,5 @@ def connect(
     `gpu`: this process's own device. `write_bytes`: of the memory that carries puts. `timeout_s`:
     how long the daemon may take to open the namespace. Raises SidecarError, GpuError.
     """
-    return Client(address, namespace, token, layout, blocks, gpu, write_bytes, timeout_s)
+    hello = hello_for(namespace, token, layout, blocks, write_bytes)
+    return Client(address, hello, gpu, timeout_s)

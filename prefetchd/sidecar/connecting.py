@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from prefetchd.assembly import GpuFactory
 from prefetchd.layout import Layout
+from prefetchd.sidecar.async_client import AsyncClient
 from prefetchd.sidecar.client import Client
 from prefetchd.sidecar.handshake import hello_for
+from prefetchd.sidecar.place import path_of
 
 
 def connect(
@@ -28,3 +30,21 @@ def connect(
     """
     hello = hello_for(namespace, token, layout, blocks, write_bytes)
     return Client(address, hello, gpu, timeout_s)
+
+
+async def aconnect(
+    address: str = "unix:",
+    *,
+    namespace: str = "default",
+    layout: Layout | None = None,
+    blocks: int | None = None,
+    token: str = "",
+    gpu: str | GpuFactory = "host",
+    write_bytes: int = 32 << 20,
+    timeout_s: float = 60.0,
+) -> AsyncClient:
+    """As `connect`, for one event loop: `find`, `demand`, `put` and `stats` are awaited."""
+    hello = hello_for(namespace, token, layout, blocks, write_bytes)
+    client = AsyncClient(gpu, path_of(address), hello)
+    await client.open(timeout_s)
+    return client

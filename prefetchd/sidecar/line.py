@@ -27,7 +27,7 @@ log = logging.getLogger("prefetchd")
 _SEND_FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 _SEND_TIMEOUT_NS = 5_000_000_000
 _ATTACH_TIMEOUT_S = 5.0
-_PAUSE_S, _PAUSE_MAX_S = 0.01, 1.0
+PAUSE_S, PAUSE_MAX_S = 0.01, 1.0
 
 
 class Line:
@@ -242,14 +242,14 @@ class Line:
 
     def _come_back(self, old: Link) -> None:
         self._discard(old)
-        pause_s = _PAUSE_S
+        pause_s = PAUSE_S
         while not self._closed.is_set():
             try:
                 link = self._new(_ATTACH_TIMEOUT_S)
             except SidecarError as error:
                 self._why = str(error)
                 self._closed.wait(pause_s)
-                pause_s = min(2 * pause_s, _PAUSE_MAX_S)
+                pause_s = min(2 * pause_s, PAUSE_MAX_S)
                 continue
             with self._news:
                 if not self._closed.is_set():

@@ -73,7 +73,9 @@ class RemoteTicket(Ticket):
         return super()._present(places)
 
     def __await__(self) -> Generator[Any, None, Self]:
-        return asyncio.to_thread(self.wait).__await__()
+        if not self.done:
+            yield from asyncio.to_thread(self.wait).__await__()
+        return self
 
 
 class RemotePut(PutTicket):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from prefetchd.predictor import Guess, Predictor
 from prefetchd.sidecar import client as client_module
 from tests.runtime_bench import BLOCKS, PAGE_BYTES, PLAIN, content, keys, layout
 from tests.sidecar_bench import PATIENCE_S, Process, daemon, in_space, space
+from tests.sidecar_campaign import campaign
 from tests.test_runtime_waiting import Aside
 
 
@@ -75,6 +77,10 @@ def check_what_is_left(kv: Client, blocks: Ids) -> None:
         kv.stats()
 
 
+def test_what_was_acknowledged_survives_kills_of_the_daemon(tmp_path: Path) -> None:
+    assert campaign(tmp_path, 2).acknowledged > 0
+
+
 def test_a_daemon_that_comes_back_with_another_store_is_not_used(tmp_path: Path) -> None:
     with daemon(tmp_path) as served:
         kv = connect(served.address)
@@ -120,6 +126,43 @@ def test_a_daemon_stops_cleanly_when_it_is_told_to(tmp_path: Path) -> None:
     with Process(tmp_path, "--store", f"{stores}/default") as again, connect(again.address) as kv:
         assert len(kv.lookup(keys(3))) == 3
         assert kv.notes == ()
+
+
+def test_sighup_has_the_configuration_read_again(tmp_path: Path) -> None:
+    config = tmp_path / "prefetchd.toml"
+    shape = f"layers = 3\npage_bytes = '{PAGE_BYTES}'\nblocks = 8\nfill = false\n"
+
+    def write(**tokens: str) -> None:
+        config.write_text(
+            "".join(
+                f"[namespaces.{name}]\nstore = '{tmp_path / name}'\ntoken = '{token}'\n{shape}"
+                for name, token in tokens.items()
+            )
+        )
+
+    def connected(name: str, token: str) -> Client:
+        """As soon as the daemon has read it."""
+        while True:
+            with suppress(SidecarError):
+                return connect(process.address, namespace=name, token=token)
+
+    write(a="old")
+    with Process(tmp_path, "--config", str(config)) as process:
+        with connected("a", "old") as kv:
+            kv.put(keys(1), content(1)).wait()
+            write(a="new", b="other")
+            process.running.send_signal(signal.SIGHUP)
+            with connected("b", "other") as other, connected("a", "new") as again:
+                assert other.lookup(keys(1)).tolist() == []
+                assert len(again.lookup(keys(1))) == len(kv.lookup(keys(1))) == 1
+            with pytest.raises(SidecarError, match="not there, or not for"):
+                connect(process.address, namespace="a", token="old")
+            config.write_text("[daemon]\nsocket = 3\n")
+            process.running.send_signal(signal.SIGHUP)
+            assert len(kv.lookup(keys(1))) == 1
+        code, said = process.terminate()
+    assert code == 0
+    assert "line 2, [daemon] socket" in said or "reloaded" in said
 
 
 class Raises(Predictor):

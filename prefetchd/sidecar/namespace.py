@@ -167,12 +167,20 @@ class Namespaces:
         bytes_max: int = 64 << 30,
     ) -> None:
         self.settings = dict(settings)
+        self._configured = set(settings)
         self.open: dict[str, Namespace] = {}
         self._own_uid = own_uid
         self._made_in = made_in
         self._template = template or Options()
         self._most = most
         self._bytes_max = bytes_max
+
+    def configure(self, settings: dict[str, NamespaceSettings]) -> None:
+        """Go by these from now on: for who is let in, and for what is not open yet. Those that
+        clients have had made stay."""
+        made = {name: one for name, one in self.settings.items() if name not in self._configured}
+        self.settings = {**made, **settings}
+        self._configured = set(settings)
 
     def settings_for(self, hello: Hello, peer: Peer) -> NamespaceSettings:
         """Of the namespace that a client asks for. Raises DeniedError, StoreError,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -24,6 +25,8 @@ from prefetchd.sidecar.place import Place, default_socket, state_folder
 from prefetchd.sidecar.server import Server
 from prefetchd.store import StoreError
 from prefetchd.units import parse_bytes
+
+log = logging.getLogger("prefetchd")
 
 config_app = typer.Typer(help="Show, check or begin a configuration.", no_args_is_help=True)
 
@@ -59,6 +62,8 @@ def serve(
         raise
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: server.stop())
+    if config is not None:
+        signal.signal(signal.SIGHUP, lambda *_: server.interrupt(partial(_reload, config, server)))
     _tell(server)
     try:
         server.run()
@@ -106,6 +111,18 @@ def _open_all(namespaces: Namespaces) -> None:
     except BaseException:
         namespaces.close()
         raise
+
+
+def _reload(path: Path, server: Server) -> None:
+    """Who may use what, and namespaces that are new. What is wrong changes nothing."""
+    try:
+        settings = configuration.read_config(path)
+    except (configuration.ConfigError, OSError) as error:
+        log.error("not reloaded: %s", error)
+        return
+    spaces = {name: settings_of(space) for name, space in settings.namespaces.items()}
+    server.namespaces.configure(spaces)
+    log.info("reloaded %s: %s", path, ", ".join(spaces) or "no namespaces")
 
 
 def _tell(server: Server) -> None:

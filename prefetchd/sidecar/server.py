@@ -101,6 +101,11 @@ class Server:
         self._stopping = True
         self._bell.ring()
 
+    def interrupt(self, task: Callable[[], None]) -> None:
+        """As `later`, from a signal handler: it runs in the loop's thread, and the loop sleeps."""
+        self._later.append(task)
+        self._bell.ring()
+
     def _attend(self) -> None:
         """Look at the devices for which somebody waits, and at no others."""
         for namespace in self.namespaces.open.values():

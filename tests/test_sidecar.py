@@ -30,6 +30,7 @@ from prefetchd.sidecar.namespace import NamespaceSettings
 from prefetchd.sidecar.place import Place, PlaceError
 from prefetchd.sidecar.protocol import Limits, Ping, Pong
 from prefetchd.sidecar.regions import Regions
+from prefetchd.sidecar.session import Session
 from prefetchd.sidecar.wire import Frames, frame, reply_of
 from tests.runtime_bench import BLOCKS, LAYERS, PAGE_BYTES, PLAIN, content, keys, layout, pinned
 from tests.sidecar_bench import PATIENCE_S, Daemon, daemon, in_space, space
@@ -354,6 +355,54 @@ def test_a_client_that_takes_no_answers_is_not_heard_and_stops_nobody(
         assert kv.lookup(keys(1)).tolist() == []
         sock.setblocking(True)
         assert replies(sock, sent // len(ping))[-1] == Pong(7)
+
+
+def test_a_fault_that_one_client_meets_ends_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fault(*_: Any) -> None:
+        raise RuntimeError("not foreseen")
+
+    monkeypatch.setattr(Session, "_ping", fault)
+    with daemon(tmp_path) as served, served.connect() as kv:
+        with raw(served) as sock:
+            sock.sendall(frame(Ping(1)))
+            (told,) = replies(sock, 1)
+            assert (told.id, told.words) == (0, "the daemon has a fault; its log says more")
+        served.server.later(fault)
+        assert len(kv.put(keys(1), content(1)).blocks) == 1
+        served.until(lambda: len(served.server.connections) == 1)
+    assert caplog.text.count("RuntimeError: not foreseen") == 2
+
+
+def test_without_descriptors_nobody_is_taken_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Poor:
+        """A listener whose process has no descriptor left, for once."""
+
+        def __init__(self, listener: socket.socket) -> None:
+            self._listener = listener
+            self.poor = False
+
+        def accept(self) -> Any:
+            if self.poor:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            return self._listener.accept()
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._listener, name)
+
+    with daemon(tmp_path) as served, served.connect() as kv, served.connect() as other:
+        listener = Poor(served.server.place.listener)
+        served.server.place.listener = listener  # type: ignore[assignment]
+        listener.poor = True
+        with pytest.raises(SidecarError, match="no daemon answers"):
+            served.connect(timeout_s=0.2)
+        assert kv.lookup(keys(1)).tolist() == []
+        listener.poor = False
+        other.close()
+        assert served.connect(timeout_s=PATIENCE_S).slots == 24
 
 
 # --- the socket ---

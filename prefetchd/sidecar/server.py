@@ -8,6 +8,7 @@ messages.
 
 from __future__ import annotations
 
+import errno
 import logging
 import select
 import socket
@@ -21,6 +22,7 @@ from prefetchd.bell import Bell
 from prefetchd.device import DeviceError
 from prefetchd.engine import EngineError
 from prefetchd.gpu import GpuError
+from prefetchd.hostinfo import errno_name
 from prefetchd.layout import LayoutError
 from prefetchd.registry import RegistryError
 from prefetchd.sidecar.connection import Connection
@@ -85,10 +87,12 @@ class Server:
             if handler is not None:  # its connection may have ended in this turn
                 handler(mask)
         for connection in list(self._lingering):
-            connection.work()
-            self._remember(connection)
+            self._guarded(connection, connection.work)
         for _ in range(len(self._later)):
-            self._later.popleft()()
+            try:
+                self._later.popleft()()
+            except Exception:
+                log.exception("a fault of the daemon's; it goes on")
         self._attend()
 
     def later(self, task: Callable[[], None]) -> None:
@@ -150,8 +154,11 @@ class Server:
     def _accept(self) -> None:
         try:
             sock, _ = self.place.listener.accept()
-        except OSError:
-            return  # it has gone again, or there are no descriptors: the others go on
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+                log.error("no client can be taken: %s; until one goes", errno_name(error.errno))
+                self._epoll.modify(self.place.listener.fileno(), 0)
+            return
         connection = Connection(sock, self._greet, self._watch, self._ended)
         self.connections.add(connection)
         self._handlers[connection.fileno()] = partial(self._on_event, connection)
@@ -165,7 +172,15 @@ class Server:
             connection.refuse("limit", f"{most} clients of uid {uid} are connected, the most")
 
     def _on_event(self, connection: Connection, mask: int) -> None:
-        connection.on_event(mask)
+        self._guarded(connection, partial(connection.on_event, mask))
+
+    def _guarded(self, connection: Connection, work: Callable[[], None]) -> None:
+        """A fault that one client meets is not to end the others."""
+        try:
+            work()
+        except Exception:
+            log.exception("a fault of the daemon's, met by process %s", connection.peer.pid)
+            connection.refuse("protocol", "the daemon has a fault; its log says more")
         self._remember(connection)
 
     def _remember(self, connection: Connection) -> None:
@@ -182,6 +197,8 @@ class Server:
         del self._handlers[connection.fileno()]
         self.connections.discard(connection)
         self._lingering.discard(connection)
+        if not self._stopping:
+            self._epoll.modify(self.place.listener.fileno(), select.EPOLLIN)
 
     # --- greeting ---
 

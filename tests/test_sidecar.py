@@ -334,6 +334,18 @@ def test_clients_are_limited(tmp_path: Path) -> None:
         served.connect()
 
 
+def test_who_says_nothing_keeps_nobody_out(tmp_path: Path) -> None:
+    limits = ServerLimits(clients=2)
+    with (
+        daemon(tmp_path, limits=limits) as served,
+        raw(served, hello=False) as one,
+        raw(served, hello=False) as other,
+    ):
+        served.until(lambda: len(served.server.connections) == 2)
+        assert served.connect().slots == 24
+        assert one.recv(1) == other.recv(1) == b""
+
+
 def test_a_client_that_takes_no_answers_is_not_heard_and_stops_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,6 +65,11 @@ class Connection:
         )
 
     @property
+    def silent(self) -> bool:
+        """Whether it has said nothing yet."""
+        return not (self._greeted or self._refused)
+
+    @property
     def _choked(self) -> bool:
         return len(self._out) > _OUT_BYTES_MAX
 

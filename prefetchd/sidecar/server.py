@@ -163,8 +163,18 @@ class Server:
         self.connections.add(connection)
         self._handlers[connection.fileno()] = partial(self._on_event, connection)
         self._epoll.register(connection.fileno(), select.EPOLLIN)
-        users = Counter(other.peer.uid for other in self.connections)
+        self._limit(connection)
+
+    def _limit(self, connection: Connection) -> None:
+        """Who has said nothing yet makes room for who comes after him."""
         uid = connection.peer.uid
+        users = Counter(other.peer.uid for other in self.connections)
+        limits = self.limits
+        if len(self.connections) > limits.clients or users[uid] > limits.clients_per_uid:
+            for other in [one for one in self.connections if one.silent]:
+                if other is not connection and other.peer.uid == uid:
+                    other.end("it says nothing, and others want in")
+            users = Counter(other.peer.uid for other in self.connections)
         if len(self.connections) > self.limits.clients:
             connection.refuse("limit", f"{self.limits.clients} clients are connected, the most")
         elif users[uid] > self.limits.clients_per_uid:

@@ -18,12 +18,19 @@ from prefetchd.model import ChainHint, DoneHint, Outcome, PageHint
 from prefetchd.opening import open_runtime as open  # noqa: A004  (prefetchd.open reads best)
 from prefetchd.registry import RegistryError
 from prefetchd.runtime import Runtime
+from prefetchd.sidecar.async_client import AsyncClient
+from prefetchd.sidecar.client import Client
+from prefetchd.sidecar.connecting import aconnect, connect
+from prefetchd.sidecar.handshake import AwayError, SidecarError
 from prefetchd.stats import Stats
 from prefetchd.store import StoreError
 from prefetchd.tickets import PageMissing, PutTicket, Ticket
 
 __all__ = [
+    "AsyncClient",
+    "AwayError",
     "ChainHint",
+    "Client",
     "DeviceError",
     "DoneHint",
     "EngineError",
@@ -40,10 +47,13 @@ __all__ = [
     "PutTicket",
     "RegistryError",
     "Runtime",
+    "SidecarError",
     "Stats",
     "StoreError",
     "Ticket",
+    "aconnect",
     "block_keys",
+    "connect",
     "open",
     "uniform",
 ]

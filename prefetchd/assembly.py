@@ -7,7 +7,6 @@ in `notes`. Runs nothing.
 from __future__ import annotations
 
 import math
-import mmap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 
 from prefetchd import registry
 from prefetchd.admission import ADMISSIONS
+from prefetchd.arena import aligned_arena
 from prefetchd.catalog import Catalog
 from prefetchd.commit import Commit
 from prefetchd.core import Core, CoreLimits
@@ -41,6 +41,8 @@ from prefetchd.writer import Writer
 DeviceFactory = Callable[[Sequence[File], Arena, int], StorageDevice]
 GpuFactory = Callable[[NDArray[np.uint8], int], GpuDevice]
 PredictorFactory = Callable[[Geometry, int], Predictor]
+ArenaFactory = Callable[[int, int], Arena]
+"""From bytes and alignment to memory for devices, staging in front, aligned and touched."""
 
 _FALLBACK = "threads"
 _COUNTS = (
@@ -73,8 +75,8 @@ class Options:
     a file system, nothing is written. `ttl_s`: after it a block is found no more. `admission`:
     "all", or "second-touch": only what is put for the second time is written. `evict_blocks`: a
     full store forgets what was not used for longest; if not, it refuses new blocks. `scan`: read
-    all headers when opening, whatever the journal says. Raises ValueError for numbers that make no
-    sense.
+    all headers when opening, whatever the journal says. `arena`: where staging and write buffers
+    are made (None: anonymous memory). Raises ValueError for numbers that make no sense.
     """
 
     namespace: str = "default"
@@ -99,6 +101,7 @@ class Options:
     admission: str = "all"
     evict_blocks: bool = True
     scan: bool = False
+    arena: ArenaFactory | None = None
     core: CoreLimits = field(default_factory=CoreLimits)
     planner: PlannerLimits = field(default_factory=PlannerLimits)
 
@@ -159,7 +162,7 @@ def assemble(store: Store, options: Options, progress: Progress | None = None) -
         core, predictor_name = build_core(
             geometry, slots, options, lambda pages: visible[pages // geometry.layers]
         )
-        arena, staging, scratch = _memory(shape, slots, options.write_buffers)
+        arena, staging, scratch = _memory(shape, slots, options)
         device, notes = open_device(options, store.files, arena)
     except BaseException:
         store.release()
@@ -237,29 +240,19 @@ def _slots(shape: Superblock, geometry: Geometry, staging_bytes: int | None) -> 
 
 
 def _memory(
-    shape: Superblock, slots: int, write_buffers: int
+    shape: Superblock, slots: int, options: Options
 ) -> tuple[Arena, NDArray[np.uint8], Arena]:
     """One arena: staging in front, behind it write buffers and what commits write (before there
     are any: scratch for opening)."""
     staging_bytes = slots * shape.slot_bytes
-    scratch_bytes = write_buffers * shape.extent_bytes + Commit.region_bytes(shape.header_bytes)
+    scratch_bytes = options.write_buffers * shape.extent_bytes + Commit.region_bytes(
+        shape.header_bytes
+    )
     scratch_bytes += shape.stripes * shape.superblock_bytes  # for probes of the paths
-    arena = aligned_arena(staging_bytes + scratch_bytes, shape.alignment_bytes)
+    make = options.arena or aligned_arena
+    arena = make(staging_bytes + scratch_bytes, shape.alignment_bytes)
     staging = arena[:staging_bytes].reshape(slots, shape.slot_bytes)
     return arena, staging, arena[staging_bytes:]
-
-
-def aligned_arena(size_bytes: int, alignment_bytes: int) -> Arena:
-    """Anonymous memory for devices, aligned and touched, so that no read waits for a page fault."""
-    spare = max(0, alignment_bytes - mmap.PAGESIZE)
-    memory = mmap.mmap(-1, size_bytes + spare)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    whole = np.frombuffer(memory, np.uint8)
-    skip = -whole.ctypes.data % alignment_bytes
-    arena = whole[skip : skip + size_bytes]
-    arena[:: mmap.PAGESIZE] = 0
-    return arena
 
 
 def build_core(

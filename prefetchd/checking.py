@@ -16,7 +16,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from prefetchd.assembly import Options, aligned_arena, open_device
+from prefetchd.arena import aligned_arena
+from prefetchd.assembly import Options, open_device
 from prefetchd.catalog import Catalog
 from prefetchd.device import Arena, StorageDevice
 from prefetchd.format import Superblock

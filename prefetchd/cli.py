@@ -43,6 +43,8 @@ from prefetchd.layout import LayoutError
 from prefetchd.layout_command import show_layout
 from prefetchd.predictor_command import predictor_app
 from prefetchd.registry import RegistryError, plugin_fault
+from prefetchd.sidecar.place import PlaceError
+from prefetchd.sidecar.serve_command import config_app, serve
 from prefetchd.store import StoreError
 from prefetchd.store_command import store_app
 
@@ -61,7 +63,9 @@ app.add_typer(store_app, name="store")
 trace_app.command("record")(record)
 app.add_typer(trace_app, name="trace")
 app.add_typer(predictor_app, name="predictor")
+app.add_typer(config_app, name="config")
 app.command("layout")(show_layout)
+app.command("serve")(serve)
 
 _USAGE = 2  # click's own code, for what it cannot parse
 _BAD_INPUT = (
@@ -73,7 +77,7 @@ _BAD_INPUT = (
     ReportError,
     ValueError,
 )
-_CANNOT = (StoreError, DeviceError, GpuError, EngineError, BenchError, WorkersError)
+_CANNOT = (StoreError, DeviceError, GpuError, EngineError, BenchError, WorkersError, PlaceError)
 
 
 @app.callback(invoke_without_command=True)

@@ -41,8 +41,7 @@ log = logging.getLogger("prefetchd")
 # The longest sleep of a waiter, alone and while several threads wait for one device.
 _NAP_NS, _SHARED_NAP_NS = 100_000_000, 2_000_000
 _LOOK_NS = 50_000_000  # how often deadlines are looked at while reads are in flight
-_YIELDS_MAX, _YIELD_S = 20, 50e-6
-_INBOX_MAX = 64
+_INBOX_MAX, _YIELDS_MAX, _YIELD_S = 64, 20, 50e-6
 _STEP_NS, _LEARNING_NS = 100_000, 350_000
 
 
@@ -67,14 +66,11 @@ class Engine:
         self.decision_ns = Samples()
         self._on_ready = on_ready
         self._on_written = on_written
-        self._foreground = 0
+        self._foreground = self._look_ns = self.hints_dropped = 0
         self._waiters: set[int] = set()  # the threads in the foreground
         self.awaiting: list[Callable[[], object]] = []  # told when there is nothing to come
-        self._plan_wanted = False
-        self._look_ns = 0
-        self._stopping = False
+        self._plan_wanted = self._stopping = False
         self._broken: BaseException | None = None
-        self.hints_dropped = 0
         self.urgent: deque[int] = deque()  # one entry a caller that is about to take the lock
         self._released: deque[int] = deque()
         self._front_wake = Bell()
@@ -144,10 +140,7 @@ class Engine:
         """Drive until `done()`, or the deadline (on `clock`). Returns `done()`."""
         if done():
             return True
-        with self.lock:
-            self.check()
-            self._foreground += 1
-            self._waiters.add(threading.get_ident())
+        self.attend()
         try:
             poller = select.poll()
             poller.register(self.driver.device.fileno(), select.POLLIN)
@@ -166,11 +159,21 @@ class Engine:
                     self.look_after_writes()
                 self._front_wake.silence()
         finally:
-            with self.lock:
-                self._foreground -= 1
-                self._waiters.discard(threading.get_ident())
-            self.wake()
+            self.leave()
         return done()
+
+    def attend(self) -> None:
+        """This thread collects what comes until it calls `leave`. Raises EngineError."""
+        with self.lock:
+            self.check()
+            self._foreground += 1
+            self._waiters.add(threading.get_ident())
+
+    def leave(self) -> None:
+        with self.lock:
+            self._foreground -= 1
+            self._waiters.discard(threading.get_ident())
+        self.wake()
 
     def release(self, number: int) -> None:
         """A reader is done with a ticket; whoever drives next acts on it. See also `check`."""
@@ -200,9 +203,8 @@ class Engine:
 
     def wake(self) -> None:
         """Let the pump take over what is left to do, unless a caller tends to it."""
-        core, driver = self.core, self.driver
-        going_on = core.reading or driver.queued or driver.writer.in_flight
-        if (self._plan_wanted or core.unanswered or going_on) and not self.tended():
+        going_on = self.core.reading or self.driver.queued or self.driver.writer.in_flight
+        if (self._plan_wanted or self.core.unanswered or going_on) and not self.tended():
             self._pump.call()
 
     def resolved(self) -> None:
@@ -272,12 +274,10 @@ class Engine:
 
     def check(self) -> None:
         """Raise EngineError if the engine can do nothing more."""
-        if self._broken is not None:
-            if isinstance(self._broken, PredictorError):
-                # Its cause leads to the line in the predictor.
-                words = f"the engine has stopped: {self._broken}"
-                raise EngineError(words) from self._broken.__cause__
-            raise EngineError(f"the engine has stopped: {self._broken!r}") from self._broken
+        if broken := self._broken:
+            if isinstance(broken, PredictorError):  # whose cause leads to the line in the predictor
+                raise EngineError(f"the engine has stopped: {broken}") from broken.__cause__
+            raise EngineError(f"the engine has stopped: {broken!r}") from broken
         if self._stopping:
             raise EngineError("the engine is closed")
 

@@ -49,24 +49,25 @@ class Holds:
             held[stored[stored >= 0]] = True
         return held
 
-    def check_demand(self, pages: Ids) -> None:
-        """Raises ValueError for a demand of impossible, repeated or too many pages."""
-        if pages.ndim != 1:
-            raise ValueError(f"pages are a 1-d array of ids, got shape {pages.shape}")
-        if len(pages) > self._staging.slots:
-            raise ValueError(
-                f"{len(pages)} pages demanded at once, staging holds {self._staging.slots}; "
-                "raise staging_bytes or ask for fewer pages"
-            )
-        if len(pages) == 0:
-            return
-        if not every(pages[1:] > pages[:-1]):
-            pages = np.sort(pages)
-            if (pages[1:] == pages[:-1]).any():
-                raise ValueError("a page is demanded twice in one batch; make the ids distinct")
-        first, last, most = int(pages[0]), int(pages[-1]), self._geometry.pages
-        if first < 0 or last >= most:
-            raise ValueError(
-                f"page {first if first < 0 else last} is none of the {most} of this store; its "
-                "ids come from lookup() and pages()"
-            )
+
+def check_demand(pages: Ids, slots: int, geometry: Geometry) -> None:
+    """Raises ValueError for a demand of impossible, repeated or too many pages."""
+    if pages.ndim != 1:
+        raise ValueError(f"pages are a 1-d array of ids, got shape {pages.shape}")
+    if len(pages) > slots:
+        raise ValueError(
+            f"{len(pages)} pages demanded at once, staging holds {slots}; "
+            "raise staging_bytes or ask for fewer pages"
+        )
+    if len(pages) == 0:
+        return
+    if not every(pages[1:] > pages[:-1]):
+        pages = np.sort(pages)
+        if (pages[1:] == pages[:-1]).any():
+            raise ValueError("a page is demanded twice in one batch; make the ids distinct")
+    first, last, most = int(pages[0]), int(pages[-1]), geometry.pages
+    if first < 0 or last >= most:
+        raise ValueError(
+            f"page {first if first < 0 else last} is none of the {most} of this store; its "
+            "ids come from lookup() and pages()"
+        )

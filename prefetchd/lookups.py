@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from prefetchd.format import Superblock
 from prefetchd.model import Ids
 
 Keys = Sequence[bytes] | NDArray[np.uint8]
@@ -44,15 +43,3 @@ def as_keys(keys: Keys) -> list[bytes]:
     if any(len(name) != _KEY_BYTES for name in names):
         raise ValueError(f"keys are {_KEY_BYTES} bytes each; see prefetchd.keys")
     return names
-
-
-def as_pages(pages: NDArray[np.generic], count: int, shape: Superblock) -> NDArray[np.uint8]:
-    """The bytes of `count` blocks: (count, layers, page_bytes). Raises ValueError."""
-    rows = (count, shape.layers, shape.page_bytes)
-    flat = np.ascontiguousarray(pages).reshape(-1).view(np.uint8)
-    if flat.size != count * rows[1] * rows[2] or pages.shape[:2] != rows[:2]:
-        raise ValueError(
-            f"pages for {count} keys take {rows} bytes, got {flat.size} bytes "
-            f"(array of shape {pages.shape}, {pages.dtype})"
-        )
-    return flat.reshape(rows)

@@ -21,17 +21,15 @@ from prefetchd.driver import Driver
 from prefetchd.engine import Engine
 from prefetchd.filling import Fillers, threads_for_copies
 from prefetchd.hostinfo import why_not
-from prefetchd.lookups import as_pages
 from prefetchd.model import Mask
 from prefetchd.patience import BUSY, LOST, Patience
 from prefetchd.pipeline import Job, Waiter
 from prefetchd.records import NEVER_NS
 from prefetchd.room import Room
+from prefetchd.terms import as_pages, check_terms
 from prefetchd.tickets import PutTicket
 from prefetchd.turns import Turns
 from prefetchd.writer import News, Written
-
-DURABILITIES = ("durable", "fast")
 
 
 @dataclass(slots=True)
@@ -101,7 +99,8 @@ class Puts:
         self, names: list[bytes], pages: NDArray[np.generic], durability: str, ttl_s: float | None
     ) -> PutTicket:
         """Raises ValueError for a wrong shape, level or time, EngineError when stopped."""
-        rows = as_pages(pages, len(names), self._driver.catalog.superblock)
+        shape = self._driver.catalog.superblock
+        rows = as_pages(pages, len(names), shape.layers, shape.page_bytes)
         expires_ns = self.room.expiry_ns(self._ttl_s if ttl_s is None else ttl_s)
         engine, binding = self._engine, self._driver.catalog.binding
         number, ticket = self._begin(len(names), durability)
@@ -134,8 +133,7 @@ class Puts:
                 self._settle(number, position, -1, "the put was interrupted")
 
     def _begin(self, count: int, durability: str) -> tuple[int, PutTicket]:
-        if durability not in DURABILITIES:
-            raise ValueError(f"durability is one of {DURABILITIES}, not {durability!r}")
+        check_terms(durability, None)
         with self._engine.lock:
             self._engine.check()
             self.room.tidy()

@@ -22,6 +22,7 @@ from prefetchd.format import Superblock
 from prefetchd.model import NO_IDS, Forgotten, Geometry, Ids, Mask
 from prefetchd.records import NEVER_NS, PUBLISH
 from prefetchd.store_place import StoreError
+from prefetchd.terms import check_terms
 
 log = logging.getLogger("prefetchd")
 
@@ -110,8 +111,7 @@ class Room:
         """When what is put now expires, by the wall clock. Raises ValueError."""
         if ttl_s is None:
             return NEVER_NS
-        if not ttl_s > 0:
-            raise ValueError(f"a time to live of {ttl_s} s; give a number of seconds above 0")
+        check_terms("durable", ttl_s)
         return min(NEVER_NS, self.wall_ns() + int(min(ttl_s, 1e9) * 1e9))
 
     def tidy(self) -> None:

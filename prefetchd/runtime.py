@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from prefetchd.assembly import Options, Parts
 from prefetchd.engine import Engine
 from prefetchd.growing import GrowingBlock, OpenBlocks
-from prefetchd.holds import Holds
+from prefetchd.holds import Holds, check_demand
 from prefetchd.hostinfo import Medium
 from prefetchd.lookups import Found, Keys, Stamps, as_keys
 from prefetchd.model import Demanded, Hint, Hinted, Ids, Ready, Scores
@@ -43,6 +43,7 @@ class Runtime:
         self.geometry = parts.geometry
         self.slots, self.slot_bytes = parts.staging.shape
         self.page_bytes = parts.store.superblock.page_bytes
+        self.fingerprint = parts.store.superblock.fingerprint
         self.notes = parts.notes
         for note in self.notes:
             log.warning("%s: %s", parts.store.where, note)
@@ -140,7 +141,7 @@ class Runtime:
     def _open_ticket(self, pages: Ids, stamps: Stamps | None) -> Ticket:
         self.room.tidy()
         catalog = self._parts.catalog
-        self._holds.check_demand(pages)
+        check_demand(pages, self.slots, self.geometry)
         blocks = pages // self.geometry.layers
         fresh = None if stamps is None else catalog.unchanged(pages, stamps)
         if fresh is None and not catalog.index.all_stored(blocks):

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Generator
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from prefetchd.engine import Engine
 from prefetchd.gpu import GpuDevice, Push
 from prefetchd.lookups import Stamps
 from prefetchd.model import Codes, Ids, Mask, Outcome, Ready, Slots
@@ -26,10 +25,29 @@ class PageMissing(Exception):  # noqa: N818  (it is an answer, not a fault)
     """A page of a demand could not be had: it must be recomputed."""
 
 
+class Driven(Protocol):
+    """What answers tickets, as far as they know: an engine here, or the line to one elsewhere."""
+
+    @property
+    def lock(self) -> AbstractContextManager[Any]:
+        """Under which tickets are answered and callbacks run."""
+
+    @property
+    def awaiting(self) -> list[Callable[[], object]]:
+        """Told when there is nothing to come."""
+
+    def clock(self) -> int: ...
+    def wait(self, done: Callable[[], bool], deadline_ns: int | None = None) -> bool: ...
+    def wake(self) -> None: ...
+    def check(self) -> None: ...
+    def resolved(self) -> None: ...
+    def release(self, number: int) -> None: ...
+
+
 class _Awaitable:
     """Done once, then for ever; can be waited for by a thread or awaited by a coroutine."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Driven) -> None:
         self._engine = engine
         self._callbacks: list[Callable[[], object]] = []
 
@@ -41,6 +59,13 @@ class _Awaitable:
         self._engine.resolved()
         for callback in self._callbacks:
             callback()
+
+    def then(self, callback: Callable[[], object]) -> None:
+        """Call this when it is done: now if it is. The caller holds the engine's lock."""
+        if self.done:
+            callback()
+        else:
+            self._callbacks.append(callback)
 
     def __await__(self) -> Generator[Any, None, Self]:
         engine = self._engine
@@ -85,7 +110,7 @@ class Ticket(_Awaitable):
 
     def __init__(
         self,
-        engine: Engine,
+        engine: Driven,
         gpu: GpuDevice,
         staged: NDArray[np.uint8],
         number: int,
@@ -214,7 +239,7 @@ class PutTicket(_Awaitable):
     more, `blocks` has -1 for it from there on, and `failures` says why.
     """
 
-    def __init__(self, engine: Engine, count: int) -> None:
+    def __init__(self, engine: Driven, count: int) -> None:
         super().__init__(engine)
         self._blocks = np.full(count, -1, np.int64)
         self._stamps = np.zeros(count, np.int64)
@@ -235,13 +260,6 @@ class PutTicket(_Awaitable):
         self._left -= 1
         if self._left == 0:
             self._fire()
-
-    def then(self, callback: Callable[[], object]) -> None:
-        """Call this when the put is done: now if it is. The caller holds the engine's lock."""
-        if self.done:
-            callback()
-        else:
-            self._callbacks.append(callback)
 
     def withdraw(self, position: int, failure: str) -> None:
         """A block that had been acknowledged could not be written."""

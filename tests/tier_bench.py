@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from prefetchd.assembly import aligned_arena
+from prefetchd.arena import aligned_arena
 from prefetchd.commit import Commit
 from prefetchd.devices.memory import Memory
 from prefetchd.devices.powerloss import Image, PowerLoss

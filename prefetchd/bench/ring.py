@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from prefetchd.assembly import aligned_arena
+from prefetchd.arena import aligned_arena
 from prefetchd.device import OP, READ, File, Ops, StorageDevice
 from prefetchd.devices.uring import Uring
 from prefetchd.hostinfo import errno_name, medium_of

@@ -1,0 +1,272 @@
+"""The daemon's configuration: a TOML file, its tables, and what is wrong with one, by line.
+
+Decides what can be said and what is meant where nothing is said. Refuses to know how a daemon runs.
+"""
+
+from __future__ import annotations
+
+import grp
+import pwd
+import re
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from prefetchd.assembly import Options
+from prefetchd.layout import Layout, LayoutError, uniform
+from prefetchd.layout_command import layout_of
+from prefetchd.sidecar.greeting import ServerLimits
+from prefetchd.sidecar.namespace import NamespaceSettings, check_name
+from prefetchd.units import parse_bytes
+
+Table = TypeVar("Table", bound=msgspec.Struct)
+
+EXAMPLE = """\
+# prefetchd serve --config prefetchd.toml
+
+[daemon]
+socket = "/run/prefetchd/prefetchd.sock"
+socket_mode = "0660"          # who may connect at all; namespaces say who may use what
+# clients = 256               # connected at once
+# clients_per_uid = 128
+# write_bytes = "64MiB"       # the largest write arena of one client
+
+# Namespaces that a client of the daemon's own user may have made, by naming them.
+[made]
+enabled = false
+# folder = "/nvme/prefetchd"
+# namespaces = 64             # at most, the configured ones included
+# bytes = "64GiB"             # payload of one, at most
+
+[namespaces.chat]
+store = "/nvme/chat"          # a folder, of this namespace only
+model = "llama-3-8b"          # or layers = 32 and page_bytes = "64KiB"
+blocks = 100000               # both of a store that is to be made
+staging = "4GiB"
+users = []                    # names or numbers; without users and groups: the daemon's own user
+groups = []
+# token = "..."               # what a client has to know besides
+# predictor = "auto"
+# evict = "cycle"
+# device = "uring"
+# quota = "100GiB"
+"""
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be used: file, line, what is wrong."""
+
+
+class Daemon(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    socket: str = ""
+    socket_mode: str = "0600"
+    clients: int = 256
+    clients_per_uid: int = 128
+    write_bytes: str = "64MiB"
+
+
+class Made(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What clients of the daemon's own user may have made."""
+
+    enabled: bool = False
+    folder: str = ""
+    namespaces: int = 64
+    bytes: str = "64GiB"
+
+
+class Space(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A namespace."""
+
+    store: str
+    model: str = ""
+    dtype: str = ""
+    layers: int = 0
+    page_bytes: str = ""
+    blocks: int = 0
+    fill: bool = True
+    staging: str = ""
+    users: list[str | int] = []
+    groups: list[str | int] = []
+    token: str = ""
+    predictor: str = "auto"
+    evict: str = "cycle"
+    device: str = "uring"
+    depth: int = 128
+    quota: str = ""
+    cap: str = ""
+    floor: str = "0"
+    ttl_s: float | None = None
+    admission: str = "all"
+    demand_timeout_s: float = 10.0
+
+
+class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    daemon: Daemon = Daemon()
+    made: Made = Made()
+    namespaces: dict[str, Space] = {}
+
+
+def read_config(path: Path) -> Config:
+    """Raises ConfigError, OSError."""
+    return parse_config(path.read_text(), str(path))
+
+
+def parse_config(text: str, where: str) -> Config:
+    """Raises ConfigError: `where`, the line and what is wrong there."""
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    unknown = sorted(set(tables) - set(Config.__struct_fields__))
+    if unknown:
+        raise ConfigError(
+            f"{where}, line {_line_of(text, unknown[0], '')}: there is no table {unknown[0]!r}; "
+            f"there are {', '.join(Config.__struct_fields__)}"
+        )
+    daemon = _table(text, where, "daemon", tables.get("daemon", {}), Daemon)
+    made = _table(text, where, "made", tables.get("made", {}), Made)
+    spaces = tables.get("namespaces", {})
+    if not isinstance(spaces, dict):
+        line = _line_of(text, "", "namespaces")
+        raise ConfigError(f"{where}, line {line}: namespaces are tables: [namespaces.NAME]")
+    read = {
+        name: _table(text, where, f"namespaces.{name}", space, Space)
+        for name, space in spaces.items()
+    }
+    config = Config(daemon, made, read)
+    _check(config, text, where)
+    return config
+
+
+def _table(text: str, where: str, name: str, table: object, kind: type[Table]) -> Table:
+    try:
+        return msgspec.convert(table, kind)
+    except msgspec.ValidationError as error:
+        words = str(error)
+        found = re.search(r"unknown field `(\w+)`|\$\.(\w+)", words)
+        key = (found[1] or found[2]) if found else ""
+        reason = words.split(" - at ", maxsplit=1)[0]
+        if found and found[1]:
+            reason = f"there is no {key!r}; there are {', '.join(kind.__struct_fields__)}"
+        line = _line_of(text, name, key)
+        raise ConfigError(f"{where}, line {line}, [{name}] {key}: {reason}") from error
+
+
+def _line_of(text: str, table: str, key: str) -> int:
+    """Where a key of a table stands; where the table does, if the key does not."""
+    header = re.compile(r"\s*\[\s*([^\]]*?)\s*\]")
+    inside, place = not table, 1
+    for number, line in enumerate(text.splitlines(), 1):
+        if match := header.match(line):
+            inside = match[1].replace('"', "").replace("'", "") == table
+            place = number if inside else place
+        elif inside and key and re.match(rf'\s*"?{re.escape(key)}"?\s*=', line):
+            return number
+    return place
+
+
+def _check(config: Config, text: str, where: str) -> None:
+    """Everything that can be known without opening anything."""
+
+    def sound(table: str, key: str, make: Callable[[], Any]) -> None:
+        try:
+            make()
+        except (ValueError, LayoutError) as error:
+            if option := re.match(r"option (\w+?)(_bytes)? is", str(error)):
+                key = option[1]
+            line = _line_of(text, table, key)
+            raise ConfigError(f"{where}, line {line}, [{table}] {key}: {error}") from error
+
+    sound("daemon", "socket_mode", lambda: socket_mode(config))
+    sound("daemon", "write_bytes", lambda: parse_bytes(config.daemon.write_bytes))
+    sound("made", "bytes", lambda: parse_bytes(config.made.bytes))
+    stores: dict[str, str] = {}
+    for name, space in config.namespaces.items():
+        table = f"namespaces.{name}"
+        sound(table, "", lambda name=name: check_name(name))  # type: ignore[misc]
+        for key in ("staging", "quota", "cap", "floor"):
+            sound(table, key, lambda key=key, space=space: _size(getattr(space, key)))  # type: ignore[misc]
+        sound(table, "users", lambda space=space: _users(space))  # type: ignore[misc]
+        sound(table, "groups", lambda space=space: _groups(space))  # type: ignore[misc]
+        sound(table, "model", lambda space=space: _layout(space))  # type: ignore[misc]
+        sound(table, "store", lambda space=space: settings_of(space))  # type: ignore[misc]
+        other = stores.setdefault(str(Path(space.store).absolute()), name)
+        if other != name:
+            line = _line_of(text, table, "store")
+            raise ConfigError(
+                f"{where}, line {line}, [{table}] store: {space.store} is namespace {other!r}'s; "
+                "each has a folder of its own"
+            )
+
+
+def socket_mode(config: Config) -> int:
+    """Raises ValueError."""
+    mode = config.daemon.socket_mode
+    if not re.fullmatch(r"0?[0-7]{3}", mode):
+        raise ValueError(f'{mode!r} is no mode; write one like "0660"')
+    return int(mode, 8)
+
+
+def limits_of(config: Config) -> ServerLimits:
+    daemon = config.daemon
+    write_bytes = parse_bytes(daemon.write_bytes)
+    return ServerLimits(daemon.clients, daemon.clients_per_uid, write_bytes)
+
+
+def settings_of(space: Space) -> NamespaceSettings:
+    """Raises ValueError, LayoutError."""
+    options = Options(
+        staging_bytes=_size(space.staging),
+        device=space.device,
+        predictor=space.predictor,
+        evict=space.evict,
+        depth=space.depth,
+        demand_timeout_s=space.demand_timeout_s,
+        quota_bytes=_size(space.quota),
+        cap_bytes=_size(space.cap),
+        floor_bytes=_size(space.floor) or 0,
+        ttl_s=space.ttl_s,
+        admission=space.admission,
+    )
+    return NamespaceSettings(
+        Path(space.store),
+        _layout(space),
+        space.blocks or None,
+        space.fill,
+        options,
+        _users(space),
+        _groups(space),
+        space.token,
+    )
+
+
+def _layout(space: Space) -> Layout | None:
+    if space.model:
+        return layout_of(space.model, space.dtype or None)
+    if space.layers or space.page_bytes:
+        return uniform(space.layers, parse_bytes(space.page_bytes))
+    return None
+
+
+def _size(text: str) -> int | None:
+    return parse_bytes(text) if text else None
+
+
+def _users(space: Space) -> frozenset[int]:
+    return frozenset(_number(one, lambda name: pwd.getpwnam(name).pw_uid) for one in space.users)
+
+
+def _groups(space: Space) -> frozenset[int]:
+    return frozenset(_number(one, lambda name: grp.getgrnam(name).gr_gid) for one in space.groups)
+
+
+def _number(name: str | int, look_up: Callable[[str], int]) -> int:
+    if isinstance(name, int):
+        return name
+    try:
+        return look_up(name)
+    except KeyError:
+        raise ValueError(f"{name!r} is not known on this machine") from None

@@ -1,0 +1,136 @@
+"""What every client knows of its namespace, whatever way it waits.
+
+Decides what makes no sense and is refused before it is sent, what is remembered from one attachment
+to the next, and that another store than before is not used. Refuses to know how bytes travel.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prefetchd import registry
+from prefetchd.assembly import GpuFactory
+from prefetchd.gpu import GpuDevice
+from prefetchd.holds import check_demand
+from prefetchd.hostinfo import Medium
+from prefetchd.lookups import Keys, Stamps, as_keys
+from prefetchd.model import Geometry, Ids, Scores
+from prefetchd.sidecar.conversation import Attachment
+from prefetchd.sidecar.handshake import SidecarError
+from prefetchd.sidecar.protocol import Limits
+from prefetchd.sidecar.writes import Writes
+from prefetchd.terms import as_pages, check_terms
+from prefetchd.tickets import Ticket
+
+ANSWER_NS = 5_000_000_000
+"""Within this the daemon answers what it need not wait for, and beyond a demand's own deadline."""
+
+
+class Caller:
+    """`lock` is held by whoever takes answers in."""
+
+    geometry: Geometry
+    slots: int
+    slot_bytes: int
+    page_bytes: int
+    fingerprint: bytes
+    medium: Medium
+    notes: tuple[str, ...]
+    timeout_ns: int
+    _limits: Limits
+    _stamps: NDArray[np.int64]
+    _gpu: GpuDevice
+
+    def __init__(self, gpu: str | GpuFactory) -> None:
+        self._make_gpu = registry.gpu_device_class(gpu) if isinstance(gpu, str) else gpu
+        self._attachment: Attachment | None = None
+        self._writes: Writes | None = None
+        self._open: set[int] = set()
+        self.hints_dropped = 0
+        """While the daemon was away."""
+
+    def _attached(self, attachment: Attachment) -> None:
+        """A daemon is there, maybe another one: its pages must mean what they meant before. Raises
+        SidecarError, GpuError."""
+        new, before = attachment.welcome, self._attachment
+        if before is not None:
+            for name in ("fingerprint", "layers", "blocks", "slots", "slot_bytes"):
+                if getattr(new, name) != getattr(before.welcome, name):
+                    raise SidecarError(f"the daemon is back with another {name}; connect anew")
+        gpu = self._make_gpu(attachment.staging, new.slots)
+        if before is not None:
+            self._gpu.close()
+        else:
+            self._learn(attachment)
+        self._attachment, self._gpu, self._writes = attachment, gpu, None
+        self._open = set()
+
+    def _learn(self, attachment: Attachment) -> None:
+        welcome = attachment.welcome
+        self.geometry = attachment.geometry
+        self.slots, self.slot_bytes = welcome.slots, welcome.slot_bytes
+        self.page_bytes = welcome.page_bytes
+        self.fingerprint = welcome.fingerprint
+        self.notes = tuple(welcome.notes)
+        self.medium = Medium(*welcome.medium)
+        self.timeout_ns = welcome.demand_timeout_ns
+        self._limits = welcome.limits
+        self._stamps = np.zeros(self.geometry.blocks, np.int64)  # as last told, 0: never
+
+    def pages(self, blocks: Ids, layer: int) -> Ids:
+        """Page ids (int64) of one layer of these blocks."""
+        if not 0 <= layer < self.geometry.layers:
+            raise ValueError(f"layer {layer} of a store with {self.geometry.layers} pages a block")
+        return self.geometry.page_ids(np.asarray(blocks, np.int64), layer)
+
+    def buffer(self, pages: int) -> Any:
+        """A destination for `Ticket.push`: (pages, slot_bytes) bytes in the GPU's memory."""
+        return self._gpu.buffer(pages)
+
+    def peek(self, buffer: Any, pages: int, length: int) -> NDArray[np.uint8]:
+        """The first `length` bytes of a buffer's first rows in ordinary memory, for checks."""
+        return self._gpu.to_host(buffer[:pages, :length])
+
+    # --- before anything is sent ---
+
+    def _demanded(
+        self, pages: Ids, stamps: Stamps | None, scores: Scores | None, *, broken: bool
+    ) -> tuple[Ids, Stamps | None]:
+        """The pages as they are now, and their stamps. `broken`: indices may be of another daemon's
+        time, so those that this client was told of are asked for by their stamps. Raises
+        ValueError."""
+        pages = np.array(pages, np.int64)
+        check_demand(pages, self.slots, self.geometry)
+        for name, array in (("stamps", stamps), ("scores", scores)):
+            if array is not None and array.shape != pages.shape:
+                words = f"{pages.shape} pages with {array.shape} {name}; give one a page"
+                raise ValueError(words)
+        if stamps is None and broken:
+            stamps = self._stamps[pages // self.geometry.layers]
+        return pages, stamps
+
+    def _to_put(
+        self, keys: Keys, pages: NDArray[np.generic], durability: str, ttl_s: float | None
+    ) -> tuple[list[bytes], NDArray[np.uint8]]:
+        """Raises ValueError."""
+        names = as_keys(keys)
+        check_terms(durability, ttl_s)
+        return names, as_pages(pages, len(names), self.geometry.layers, self.page_bytes)
+
+    def _open_ticket(self, number: int) -> None:
+        """Raises ValueError for one too many."""
+        if len(self._open) >= self._limits.tickets:
+            raise ValueError(f"{len(self._open)} demands are open, the most allowed: release some")
+        self._open.add(number)
+
+    def _given_back(self, ticket: Ticket) -> None:
+        self._open.discard(ticket.number)
+
+    def _writes_of(self, attachment: Attachment, lock: AbstractContextManager[Any]) -> Writes:
+        if self._writes is None:
+            self._writes = Writes(attachment, self._stamps, lock)
+        return self._writes

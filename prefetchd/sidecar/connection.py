@@ -1,0 +1,188 @@
+"""One client's socket in the daemon's loop: frames in, frames out, and the end.
+
+Decides how much of a client is read at a time, when no more is read of it, and when what it holds
+is let go of. What messages mean is the session's. Refuses to know runtimes.
+
+A client that breaks the protocol is told so and heard no more, but what it holds stays until its
+end closes: it may still be reading pages in place, and nobody is to write over them.
+"""
+
+from __future__ import annotations
+
+import logging
+import select
+import socket
+from collections.abc import Callable, Sequence
+
+from prefetchd.sidecar.namespace import Peer, peer_of
+from prefetchd.sidecar.protocol import HELLO_BYTES_MAX, Error, Hello, Message
+from prefetchd.sidecar.session import Session
+from prefetchd.sidecar.wire import Frames, ProtocolError, frame, request_of
+
+log = logging.getLogger("prefetchd")
+
+_READ_BYTES = 1 << 16
+_FRAMES_A_TURN = 8
+"""Answered before it is another client's turn."""
+_OUT_BYTES_MAX = 1 << 22
+"""Of answers that a client does not take; then no more is read of it."""
+
+
+class Connection:
+    """`greet` is given the Hello, and later sets `session` or refuses; `watch` is told for which
+    events (epoll's) the socket is to be looked at, `ended` that it is closed."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        greet: Callable[[Connection, Hello], None],
+        watch: Callable[[Connection, int], None],
+        ended: Callable[[Connection], None],
+    ) -> None:
+        sock.setblocking(False)
+        self.sock = sock
+        self.peer: Peer = peer_of(sock)
+        self.session: Session | None = None
+        self._greet = greet
+        self._watch = watch
+        self._ended = ended
+        self._frames = Frames(HELLO_BYTES_MAX)
+        self._out = bytearray()
+        self._greeted = False
+        self._refused = False
+        self.closed = False
+        self._events = select.EPOLLIN
+
+    def fileno(self) -> int:
+        return self.sock.fileno()
+
+    @property
+    def lingers(self) -> bool:
+        """Whether there is something to do that no event will tell of."""
+        waits_for_answer = self._greeted and self.session is None
+        return bool(self._frames.whole) and not (
+            self._refused or self.closed or waits_for_answer or self._choked
+        )
+
+    @property
+    def silent(self) -> bool:
+        """Whether it has said nothing yet."""
+        return not (self._greeted or self._refused)
+
+    @property
+    def _choked(self) -> bool:
+        return len(self._out) > _OUT_BYTES_MAX
+
+    def accept(self, session: Session, welcome: Message, descriptors: Sequence[int]) -> None:
+        """The answer to a Hello."""
+        self.session = session
+        self._frames.limit_bytes = session.frame_bytes
+        try:
+            sent = socket.send_fds(self.sock, [frame(welcome)], descriptors)
+        except OSError as error:
+            self.end(str(error))
+            return
+        if sent < len(frame(welcome)):  # a fresh socket takes a few hundred bytes
+            self.end("its socket takes nothing")
+
+    def refuse(self, code: str, words: str) -> None:
+        """End the conversation; the connection ends when the other end closes."""
+        log.info("process %s of uid %s: %s", self.peer.pid, self.peer.uid, words)
+        self.send(Error(0, code, words))
+        self._refused = True
+        self._frames.whole.clear()
+        self._settle()
+        if self.session is None or not self.session.held:
+            self.end(words)
+
+    def on_event(self, mask: int) -> None:
+        if mask & select.EPOLLOUT:
+            self._flush()
+        if mask & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR) and not self.closed:
+            self._read()
+
+    def _read(self) -> None:
+        try:
+            data = self.sock.recv(_READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self.end(str(error))
+            return
+        if not data:
+            self.end("it has closed")
+        elif not self._refused:
+            try:
+                self._frames.feed(data)
+            except ProtocolError as error:
+                self.refuse("protocol", str(error))
+                return
+            self.work()
+
+    def work(self) -> None:
+        """Answer some of what has come."""
+        whole = self._frames.whole
+        try:
+            for _ in range(_FRAMES_A_TURN):
+                if not self.lingers:
+                    break
+                request = request_of(whole.popleft())
+                if self.session is not None:
+                    self.session.handle(request)
+                elif isinstance(request, Hello):
+                    self._greeted = True
+                    self._greet(self, request)
+                else:
+                    raise ProtocolError("the first message is Hello")
+        except ProtocolError as error:
+            self.refuse("protocol", str(error))
+        self._settle()
+
+    def send(self, message: Message) -> None:
+        if self.closed or self._refused:
+            return
+        self._out += frame(message)
+        self._flush()
+
+    def _flush(self) -> None:
+        try:
+            while self._out:
+                del self._out[: self.sock.send(self._out)]
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            self.end(str(error))
+            return
+        self._settle()
+
+    def _settle(self) -> None:
+        """Have the loop look for what this end can use."""
+        if self.closed:
+            return
+        if self._refused and not self._out:
+            self._shut()
+        hears = not self._frames.whole and not self._choked
+        events = (select.EPOLLIN if hears or self._refused else 0) | (
+            select.EPOLLOUT if self._out else 0
+        )
+        if events != self._events:
+            self._events = events
+            self._watch(self, events)
+
+    def _shut(self) -> None:
+        try:
+            self.sock.shutdown(socket.SHUT_WR)
+        except OSError:
+            return  # the other end has gone already, which is told by the next read
+
+    def end(self, why: str) -> None:
+        """Let go of everything. Harmless when repeated."""
+        if self.closed:
+            return
+        self.closed = True
+        log.info("process %s of uid %s has gone: %s", self.peer.pid, self.peer.uid, why)
+        self._ended(self)
+        self.sock.close()
+        session, self.session = self.session, None
+        if session is not None:
+            session.end()

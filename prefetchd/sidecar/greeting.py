@@ -1,0 +1,92 @@
+"""The answer to a Hello: what a client is told of its namespace, and the memory it is given.
+
+Decides how large a client's write arena is. Refuses to know who is let in and how bytes travel.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import astuple, dataclass, field
+
+import prefetchd
+from prefetchd.sidecar.arena import make_write_arena
+from prefetchd.sidecar.connection import Connection
+from prefetchd.sidecar.namespace import Namespace
+from prefetchd.sidecar.protocol import VERSION, Hello, Limits, Welcome
+from prefetchd.sidecar.session import Session
+from prefetchd.sidecar.session_puts import Later
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """`clients`: connected at once, at most `clients_per_uid` of one user; `write_bytes`: the
+    largest write arena of one client; `client`: what each must keep to."""
+
+    clients: int = 256
+    clients_per_uid: int = 128
+    write_bytes: int = 64 << 20
+    client: Limits = field(default_factory=Limits)
+
+
+def greet(
+    connection: Connection,
+    hello: Hello,
+    namespace: Namespace,
+    number: int,
+    limits: ServerLimits,
+    later: Later,
+) -> None:
+    """Raises ValueError for another shape than the store's, OSError where memory is short."""
+    check_shape(hello, namespace)
+    write_bytes = _write_bytes(hello, namespace, limits.write_bytes)
+    descriptors, arena = [namespace.arena.fd], None
+    try:
+        if write_bytes:
+            fd, arena = make_write_arena(write_bytes)
+            descriptors.append(fd)
+        session = Session(number, namespace, limits.client, connection.send, later, arena)
+        welcome = _welcome(namespace, limits, write_bytes)
+        connection.accept(session, welcome, descriptors)
+    finally:
+        for fd in descriptors[1:]:
+            os.close(fd)
+
+
+def check_shape(hello: Hello, namespace: Namespace) -> None:
+    shape, runtime = hello.shape, namespace.runtime
+    if shape is not None and shape.fingerprint != namespace.fingerprint:
+        raise ValueError(
+            f"namespace {namespace.name!r} was made for another layout: "
+            f"{runtime.geometry.layers} pages of {runtime.page_bytes} bytes a block (fingerprint "
+            f"{namespace.fingerprint.hex()[:8]}), asked for {shape.name} with {shape.layers} pages "
+            f"of {shape.page_bytes} bytes ({shape.fingerprint.hex()[:8]})"
+        )
+
+
+def _write_bytes(hello: Hello, namespace: Namespace, most: int) -> int:
+    """As asked for, but room for two blocks at least: one is filled while one is taken."""
+    if not hello.write_bytes:
+        return 0
+    return max(min(hello.write_bytes, most), 2 * namespace.extent_bytes)
+
+
+def _welcome(namespace: Namespace, limits: ServerLimits, write_bytes: int) -> Welcome:
+    runtime = namespace.runtime
+    return Welcome(
+        version=VERSION,
+        daemon=f"prefetchd {prefetchd.__version__}",
+        pid=os.getpid(),
+        opening=namespace.opening,
+        layers=runtime.geometry.layers,
+        blocks=runtime.geometry.blocks,
+        page_bytes=runtime.page_bytes,
+        slot_bytes=runtime.slot_bytes,
+        slots=runtime.slots,
+        fingerprint=namespace.fingerprint,
+        arena_offset=namespace.arena.offset_bytes,
+        write_bytes=write_bytes,
+        demand_timeout_ns=int(runtime.options.demand_timeout_s * 1e9),
+        limits=limits.client,
+        notes=list(runtime.notes),
+        medium=astuple(runtime.medium),
+    )

@@ -1,0 +1,45 @@
+"""One connection of a client. Decides how its socket is waited for; refuses to know by whom."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import struct
+
+from prefetchd.sidecar.conversation import Attachment
+
+READ_BYTES = 1 << 18
+TICK_NS = 100_000_000
+"""How often somebody who waits looks whether an answer is overdue."""
+
+
+class Link:
+    """One connection, until it ends."""
+
+    def __init__(self, sock: socket.socket, attachment: Attachment) -> None:
+        sock.settimeout(None)
+        seconds, nanoseconds = divmod(TICK_NS, 10**9)
+        tick = struct.pack("@ll", seconds, nanoseconds // 1000)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, tick)
+        self.sock = sock
+        self.attachment = attachment
+        self.answers = attachment.answers
+
+    def readable(self, timeout_ns: int) -> bool:
+        """Whether there is something to read now, or within that time."""
+        return bool(self._poll(select.POLLIN, timeout_ns))
+
+    def may_move(self, timeout_ns: int) -> bool:
+        """Wait until something can be sent or read; whether it is to be read."""
+        return bool(self._poll(select.POLLIN | select.POLLOUT, timeout_ns) & select.POLLIN)
+
+    def _poll(self, mask: int, timeout_ns: int) -> int:
+        poller = select.poll()
+        poller.register(self.sock, mask)
+        return sum(events for _, events in poller.poll(timeout_ns / 1e6))
+
+    def hang_up(self) -> None:
+        """Whoever reads here, or at the other end, hears that it is over."""
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)

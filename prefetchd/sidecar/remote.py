@@ -1,0 +1,88 @@
+"""What a client's callers hold: the runtime's own tickets, answered over a line.
+
+Decides that nothing of a connection that has ended is to be looked at any more. What tickets can
+do is decided where the runtime's are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator
+from typing import Any, Self
+
+from prefetchd.gpu import GpuDevice
+from prefetchd.model import Ids, Ready, Slots
+from prefetchd.sidecar.conversation import Attachment, nothing, ready_of
+from prefetchd.sidecar.protocol import Error, Reply
+from prefetchd.sidecar.wire import ProtocolError
+from prefetchd.tickets import Driven, PageMissing, PutTicket, Ticket
+
+
+class RemoteTicket(Ticket):
+    """A demand of a daemon. When the connection over which it was answered ends, all its pages are
+    missing. Views that were taken before may then change: bytes that were read from one are right
+    if `valid` still holds after they have been read."""
+
+    def __init__(
+        self,
+        line: Driven,
+        gpu: GpuDevice,
+        attachment: Attachment,
+        number: int,
+        pages: Ids,
+        given_back: Callable[[Ticket], None],
+    ) -> None:
+        super().__init__(line, gpu, attachment.staged, number, pages)
+        self._attachment = attachment
+        self._given_back = given_back
+        self.failure = ""
+        """Why nothing could be had, if that is not a matter of single pages."""
+
+    @property
+    def valid(self) -> bool:
+        """Whether its pages are still its own."""
+        return not self._attachment.lost and not self._released
+
+    def answered(self, reply: Reply) -> None:
+        if isinstance(reply, Error):
+            self.failure = reply.words
+        count = len(self.pages)
+        try:
+            ready = ready_of(reply, self.number, count, self._attachment.welcome.slots)
+        except ProtocolError as error:
+            self.failure = str(error)
+            ready = nothing(self.number, count)
+        self.resolve(ready)
+
+    def release(self) -> None:
+        if not self._released:
+            self._given_back(self)
+            if not self.done:
+                self.resolve(nothing(self.number, len(self.pages)))
+        super().release()
+
+    @property
+    def _answer(self) -> Ready:
+        if self._attachment.lost:
+            return nothing(self.number, len(self.pages))
+        return super()._answer
+
+    def _present(self, places: Ids | None) -> Slots:
+        if self._attachment.lost and not self._released:
+            raise PageMissing(f"{self._attachment.lost}; recompute these pages")
+        return super()._present(places)
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        if not self.done:
+            yield from asyncio.to_thread(self.wait).__await__()
+        return self
+
+
+class RemotePut(PutTicket):
+    """A put to a daemon."""
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        if self.done:
+            return self
+        yield from asyncio.to_thread(self._engine.wait, lambda: self.done).__await__()
+        return self

@@ -1,0 +1,189 @@
+"""`prefetchd serve` and `prefetchd config`: what people type to run a daemon, and what they see.
+
+Decides what is served where no file says so. All work is done elsewhere.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from prefetchd import config as configuration
+from prefetchd import store_opening
+from prefetchd.config import Config, limits_of, settings_of, socket_mode
+from prefetchd.sidecar.namespace import Namespaces, NamespaceSettings, open_namespace
+from prefetchd.sidecar.place import Place, default_socket, state_folder
+from prefetchd.sidecar.server import Server
+from prefetchd.store import StoreError
+from prefetchd.units import parse_bytes
+
+log = logging.getLogger("prefetchd")
+
+config_app = typer.Typer(help="Show, check or begin a configuration.", no_args_is_help=True)
+
+ConfigPath = Annotated[
+    Path | None, typer.Option("--config", help="A TOML file; `prefetchd config init` begins one.")
+]
+
+
+def serve(
+    config: ConfigPath = None,
+    store: Annotated[
+        Path | None,
+        typer.Option(help="A store, or a folder for stores that clients have made."),
+    ] = None,
+    socket: Annotated[Path | None, typer.Option(help="Where clients connect.")] = None,
+) -> None:
+    """Serve stores to engines on this machine, over a Unix socket.
+
+    Without a configuration, programs of your own user have namespaces made by naming them, in
+    --store or else in $XDG_STATE_HOME/prefetchd (~/.local/state/prefetchd).
+    """
+    settings = configuration.read_config(config) if config else Config()
+    if config and store:
+        raise ValueError("give --config or --store: a configuration names its stores itself")
+    path = socket or (Path(settings.daemon.socket) if settings.daemon.socket else default_socket())
+    namespaces = _namespaces(settings, store, is_default=config is None)
+    place = Place(path, socket_mode(settings))
+    try:
+        _open_all(namespaces)
+        server = Server(place, namespaces, limits_of(settings))
+    except BaseException:
+        place.close()
+        raise
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: server.stop())
+    if config is not None:
+        signal.signal(signal.SIGHUP, lambda *_: server.interrupt(partial(_reload, config, server)))
+    _tell(server)
+    try:
+        server.run()
+    finally:
+        failures = server.close()
+    if failures:
+        raise StoreError("; ".join(failures))
+
+
+def _namespaces(settings: Config, store: Path | None, *, is_default: bool) -> Namespaces:
+    spaces = {name: settings_of(space) for name, space in settings.namespaces.items()}
+    made = settings.made
+    folder = Path(made.folder) if made.folder else state_folder()
+    if is_default:
+        folder = store or folder
+        if store is not None and store.is_dir() and store_opening.exists(store):
+            return Namespaces({"default": NamespaceSettings(store)}, os.geteuid())
+    may_make = made.enabled or is_default
+    if may_make:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    elif not spaces:
+        raise ValueError("the configuration has no namespace, and none may be made: nothing to do")
+    return Namespaces(
+        spaces,
+        os.geteuid(),
+        folder if may_make else None,
+        most=made.namespaces,
+        bytes_max=parse_bytes(made.bytes),
+    )
+
+
+def _open_all(namespaces: Namespaces) -> None:
+    """All that are configured, so that what is wrong with them is told at once."""
+    try:
+        with Progress(console=Console(stderr=True), transient=True) as bars:
+            for name, settings in namespaces.settings.items():
+                task = bars.add_task(f"{name}: reading headers", total=None)
+                namespaces.open[name] = open_namespace(
+                    name,
+                    settings,
+                    lambda done, whole, task=task: bars.update(  # type: ignore[misc]
+                        task, completed=done, total=whole
+                    ),
+                )
+    except BaseException:
+        namespaces.close()
+        raise
+
+
+def _reload(path: Path, server: Server) -> None:
+    """Who may use what, and namespaces that are new. What is wrong changes nothing."""
+    try:
+        settings = configuration.read_config(path)
+    except (configuration.ConfigError, OSError) as error:
+        log.error("not reloaded: %s", error)
+        return
+    spaces = {name: settings_of(space) for name, space in settings.namespaces.items()}
+    server.namespaces.configure(spaces)
+    log.info("reloaded %s: %s", path, ", ".join(spaces) or "no namespaces")
+
+
+def _tell(server: Server) -> None:
+    logging.getLogger("prefetchd").setLevel(logging.INFO)
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    for name, namespace in server.namespaces.open.items():
+        runtime = namespace.runtime
+        console.print(
+            f"{name}: {runtime.geometry.blocks} blocks of {runtime.geometry.layers} pages of "
+            f"{runtime.page_bytes} bytes, staging {runtime.slots} pages, "
+            f"{runtime.stats().device}",
+            markup=False,
+        )
+        for note in runtime.notes:
+            console.print(f"{name}: note: {note}", markup=False)
+    typer.echo(f"serving at unix:{server.place.path}, process {os.getpid()}")
+
+
+@config_app.command("init")
+def init(
+    file: Annotated[Path, typer.Argument(help="The file to begin.")] = Path("prefetchd.toml"),
+) -> None:
+    """Write an example with every table. A file that is there is left alone."""
+    try:
+        with file.open("x") as out:
+            out.write(configuration.EXAMPLE)
+    except FileExistsError:
+        raise ValueError(f"{file} is there already; nothing was written") from None
+    typer.echo(f"wrote {file}")
+
+
+@config_app.command("check")
+def check(file: Annotated[Path, typer.Argument(help="The file to check.")]) -> None:
+    """Read a configuration and say what is wrong with it, by line. Nothing is opened."""
+    found = configuration.read_config(file)
+    count = len(found.namespaces)
+    typer.echo(f"{file}: {count} namespace{'s' if count != 1 else ''}, nothing is wrong")
+
+
+@config_app.command("show")
+def show(
+    config: ConfigPath = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show what a daemon would go by, with everything that is left to it. Tokens are not shown."""
+    found = configuration.read_config(config) if config else Config()
+    plain = msgspec.to_builtins(found)
+    plain["daemon"]["socket"] = found.daemon.socket or str(default_socket())
+    if config is None:
+        plain["made"]["enabled"] = True
+    if plain["made"]["enabled"] and not found.made.folder:
+        plain["made"]["folder"] = str(state_folder())
+    for space in plain["namespaces"].values():
+        space["token"] = "***" if space["token"] else ""
+    if json:
+        typer.echo(msgspec.json.format(msgspec.json.encode(plain), indent=1).decode())
+        return
+    tables = {"daemon": plain["daemon"], "made": plain["made"]}
+    tables |= {f"namespaces.{name}": space for name, space in plain["namespaces"].items()}
+    for name, table in tables.items():
+        typer.echo(f"[{name}]")
+        for key, value in table.items():
+            if value is not None:  # TOML has no word for it
+                typer.echo(f"{key} = {msgspec.json.encode(value).decode()}")

@@ -1,0 +1,233 @@
+"""One client's conversation: what it may ask, what it holds, and what is answered.
+
+Decides the answer to every message, and that all a client holds is let go of when it is gone.
+Refuses to know sockets: messages come in decoded and replies go out through `reply`, here and now
+or later, when the loop is told to `finish`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from prefetchd.engine import EngineError
+from prefetchd.lookups import Found as FoundBlocks
+from prefetchd.model import ChainHint, DoneHint, Idle, PageHint
+from prefetchd.sidecar import protocol
+from prefetchd.sidecar.namespace import Namespace
+from prefetchd.sidecar.protocol import (
+    TIMEOUT_NS_MAX,
+    AskStats,
+    Demand,
+    Error,
+    Find,
+    HintChain,
+    HintDone,
+    HintPages,
+    Limits,
+    Message,
+    Ping,
+    Put,
+    Release,
+    Request,
+)
+from prefetchd.sidecar.session_puts import Later, Puts, keys_of
+from prefetchd.sidecar.wire import ProtocolError, array_of, raw_of
+from prefetchd.tickets import Ticket
+
+log = logging.getLogger("prefetchd")
+
+_REQUEST_BITS = 32
+_REQUEST_MASK = (1 << _REQUEST_BITS) - 1
+
+
+class Session:
+    """`number` tells it from the other clients of its namespace. All methods are called by the
+    loop's thread."""
+
+    def __init__(
+        self,
+        number: int,
+        namespace: Namespace,
+        limits: Limits,
+        reply: Callable[[Message], None],
+        later: Later,
+        write_arena: NDArray[np.uint8] | None = None,
+    ) -> None:
+        self.namespace = namespace
+        self._runtime = namespace.runtime
+        self._limits = limits
+        self._reply = reply
+        self._later = later
+        self._base = number << _REQUEST_BITS
+        self._tickets: dict[int, Ticket] = {}
+        self._puts = Puts(namespace, limits, reply, later, write_arena)
+        self._ended = False
+        self._handlers: dict[type[Any], Callable[[Any], None]] = {
+            Demand: self._demand,
+            Release: self._release,
+            Find: self._find,
+            Put: self._puts.take,
+            HintPages: self._hint_pages,
+            HintChain: self._hint_chain,
+            HintDone: self._hint_done,
+            AskStats: self._stats,
+            Ping: self._ping,
+        }
+
+    @property
+    def frame_bytes(self) -> int:
+        """The longest frame that it takes."""
+        return self._limits.frame_bytes
+
+    @property
+    def held(self) -> int:
+        """Tickets that are open."""
+        return len(self._tickets)
+
+    def handle(self, request: Request) -> None:
+        """Raises ProtocolError for what no client may send."""
+        handler = self._handlers.get(type(request))
+        if handler is None:
+            raise ProtocolError(f"{type(request).__name__} is not expected here")
+        number: int = getattr(request, "id", 0)
+        try:
+            handler(request)
+        except ValueError as error:
+            self._refuse(number, "bad_request", str(error))
+        except EngineError as error:
+            self._refuse(number, "stopped", str(error))
+
+    def _refuse(self, number: int, code: str, words: str) -> None:
+        if number:
+            self._reply(Error(number, code, words))
+        else:
+            log.info("namespace %s: a hint was refused: %s", self.namespace.name, words)
+
+    # --- reading ---
+
+    def _ids(self, raw: bytes, what: str) -> NDArray[np.int64]:
+        return array_of(raw, np.int64, self._limits.ids, what)
+
+    def _find(self, message: Find) -> None:
+        found: FoundBlocks = self._runtime.find(keys_of(message.keys, self._limits.keys))
+        stamps = raw_of(found.stamps, np.int64)
+        self._reply(protocol.Found(message.id, raw_of(found.blocks, np.int64), stamps))
+
+    def _demand(self, message: Demand) -> None:
+        most, number = self._limits.ids, message.id
+        pages = self._ids(message.pages, "pages")
+        stamps = scores = None
+        if message.stamps is not None:
+            stamps = array_of(message.stamps, np.int64, most, "stamps", len(pages))
+        if message.scores is not None:
+            scores = array_of(message.scores, np.float32, most, "scores", len(pages))
+        if number in self._tickets or number == 0:
+            raise ValueError(f"ticket {number} is open already, or no number for one")
+        if len(self._tickets) >= self._limits.tickets:
+            words = f"{len(self._tickets)} demands are open, the most allowed: release some"
+            return self._refuse(number, "limit", words)
+        timeout_ns = message.timeout_ns
+        ticket = self._runtime.demand(
+            pages,
+            stamps=stamps,
+            request=self._stream(message.request),
+            scores=scores,
+            timeout_s=None if timeout_ns < 0 else min(timeout_ns, TIMEOUT_NS_MAX) / 1e9,
+        )
+        self._tickets[number] = ticket
+        if ticket.done:
+            return self._answer(number, ticket)
+        self.namespace.waiting += 1
+        answered = partial(self._answered, number, ticket)
+        with self._runtime.engine.lock:
+            ticket.then(lambda: self._later(answered))
+        return None
+
+    def _stream(self, request: int) -> int:
+        """A request's number among those of all clients."""
+        return self._base + (request & _REQUEST_MASK)
+
+    def _answered(self, number: int, ticket: Ticket) -> None:
+        self.namespace.waiting -= 1
+        if self._tickets.get(number) is ticket:
+            self._answer(number, ticket)
+
+    def _answer(self, number: int, ticket: Ticket) -> None:
+        waits_ns = ticket.waits_ns
+        waits = raw_of(waits_ns, np.int64) if np.count_nonzero(waits_ns) else None
+        slots, outcomes = raw_of(ticket.slots, np.int64), raw_of(ticket.outcomes, np.uint8)
+        self._reply(protocol.Pages(number, slots, outcomes, waits))
+
+    def _release(self, message: Release) -> None:
+        for number in self._ids(message.tickets, "tickets").tolist():
+            ticket = self._tickets.pop(number, None)
+            if ticket is not None:
+                ticket.release()
+
+    # --- hints ---
+
+    def _hint_pages(self, message: HintPages) -> None:
+        pages = self._ids(message.pages, "pages")
+        scores = array_of(message.scores, np.float32, self._limits.ids, "scores", len(pages))
+        geometry = self._runtime.geometry
+        inside = ((pages >= 0) & (pages < geometry.pages)).all()
+        if not inside or len(pages) == 0 or len(np.unique(pages)) < len(pages):
+            raise ValueError("a page hint names distinct pages of the store, at least one")
+        if (pages % geometry.layers != pages[0] % geometry.layers).any():
+            raise ValueError("a page hint names pages of one layer")
+        self._runtime.hint(PageHint(pages, scores))
+
+    def _hint_chain(self, message: HintChain) -> None:
+        blocks = self._ids(message.blocks, "blocks")
+        start_ns = self._time(message.lead_ns)
+        self._runtime.hint(ChainHint(self._stream(message.request), blocks, start_ns))
+
+    def _hint_done(self, message: HintDone) -> None:
+        blocks = self._ids(message.blocks, "blocks")
+        request, return_ns = self._stream(message.request), self._time(message.lead_ns)
+        self._runtime.hint(DoneHint(request, message.reason, return_ns, blocks))
+
+    def _time(self, lead_ns: int | None) -> int | None:
+        if lead_ns is None:
+            return None
+        return self._runtime.engine.clock() + max(-TIMEOUT_NS_MAX, min(lead_ns, TIMEOUT_NS_MAX))
+
+    # --- the rest ---
+
+    def _stats(self, message: AskStats) -> None:
+        # Samples are for who measures in this process; a client gets none.
+        told = msgspec.to_builtins(self._runtime.stats(), enc_hook=lambda _: [])
+        self._reply(protocol.Told(message.id, told))
+
+    def _ping(self, message: Ping) -> None:
+        self._reply(protocol.Pong(message.id))
+
+    def fail(self, why: str) -> None:
+        """Nothing that is waited for will come: say so."""
+        waiting = [number for number, ticket in self._tickets.items() if not ticket.done]
+        for number in waiting:
+            del self._tickets[number]
+        for number in [*waiting, *self._puts.give_up()]:
+            self._reply(Error(number, "stopped", why))
+
+    def end(self) -> None:
+        """The client is gone: let go of all it holds, now and not when somebody drives next."""
+        if self._ended:
+            return
+        self._ended = True
+        self._puts.close()
+        tickets, self._tickets = list(self._tickets.values()), {}
+        try:
+            for ticket in tickets:
+                ticket.release()
+            if tickets:
+                self._runtime.engine.handle(Idle())
+        except EngineError as error:
+            log.info("namespace %s: %s", self.namespace.name, error)

@@ -1,0 +1,110 @@
+"""What a demand of resident pages costs over the socket, beside the embedded runtime and an echo.
+
+`python -m tests.sidecar_rounds [rounds]`: the three take turns in one run; daemon and echo are
+processes of their own. Prints microseconds; a demand is waited for and released.
+"""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+import prefetchd
+from prefetchd import Client, Runtime
+from tests.runtime_bench import PLAIN, layout
+from tests.sidecar_bench import Process
+
+PAGES, BLOCKS, LAYERS, PAGE_BYTES = 64, 64, 3, 4096
+_TURN = 250
+_ECHO = """
+import socket, sys
+sock = socket.socket(fileno=int(sys.argv[1]))
+while data := sock.recv(65536):
+    sock.sendall(data)
+"""
+
+
+def demand(kv: Runtime | Client) -> Callable[[], None]:
+    keys = [number.to_bytes(16, "big") for number in range(BLOCKS)]
+    pages = np.random.default_rng(1).integers(0, 256, (BLOCKS, LAYERS, PAGE_BYTES), np.uint8)
+    blocks = kv.put(keys, pages).blocks
+    ids = kv.pages(blocks[:PAGES], 1)
+    assert not kv.demand(ids).missing.any()
+
+    def once() -> None:
+        with kv.demand(ids):
+            pass
+
+    return once
+
+
+def echo() -> tuple[Callable[[], None], subprocess.Popen[bytes]]:
+    """A round of as many bytes as a demand and its answer, in a process that does nothing else."""
+    ours, theirs = socket.socketpair()
+    process = subprocess.Popen(
+        [sys.executable, "-c", _ECHO, str(theirs.fileno())], pass_fds=[theirs.fileno()]
+    )
+    theirs.close()
+    body = bytes(600)
+
+    def once() -> None:
+        ours.sendall(body)
+        ours.recv(65536)
+
+    return once, process
+
+
+CONFIG = """
+[namespaces.default]
+store = "{folder}/store"
+layers = {layers}
+page_bytes = "{page_bytes}"
+blocks = {blocks}
+fill = false
+staging = "8MiB"
+predictor = "none"
+evict = "lru"
+"""
+
+
+def rounds(count: int) -> dict[str, NDArray[np.float64]]:
+    options = replace(PLAIN, staging_bytes=8 << 20)
+    shape = {"layers": LAYERS, "page_bytes": PAGE_BYTES, "blocks": BLOCKS}
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        config = folder / "prefetchd.toml"
+        config.write_text(CONFIG.format(folder=folder, **shape))
+        process = stack.enter_context(Process(folder, "--config", str(config)))
+        client = stack.enter_context(prefetchd.connect(process.address))
+        embedded = stack.enter_context(
+            prefetchd.open(None, layout(PAGE_BYTES, LAYERS), blocks=BLOCKS, options=options)
+        )
+        bare, echoing = echo()
+        ways = {"embedded": demand(embedded), "sidecar": demand(client), "echo": bare}
+        spent: dict[str, list[int]] = {name: [] for name in ways}
+        for _ in range(count // _TURN):
+            for name, once in ways.items():
+                for _ in range(_TURN):
+                    start_ns = time.perf_counter_ns()
+                    once()
+                    spent[name].append(time.perf_counter_ns() - start_ns)
+        echoing.kill()
+        echoing.wait()
+    return {name: np.array(times) / 1e3 for name, times in spent.items()}
+
+
+if __name__ == "__main__":
+    total = int(sys.argv[1]) if len(sys.argv) > 1 else 20_000
+    for name, times in rounds(total).items():
+        p50, p90, p99 = np.percentile(times, [50, 90, 99])
+        print(f"{name:<9} P50 {p50:7.1f}  P90 {p90:7.1f}  P99 {p99:8.1f} us  n {len(times)}")

@@ -1,0 +1,85 @@
+"""The daemon's configuration: what can be said, and the line and the reason of what cannot."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+from pathlib import Path
+
+import pytest
+
+from prefetchd.config import EXAMPLE, ConfigError, limits_of, parse_config, settings_of, socket_mode
+from tests.replays import run_here
+
+SPACE = '[namespaces.a]\nstore = "x"\nlayers = 2\npage_bytes = "4KiB"\nblocks = 4\n'
+
+
+def test_the_example_can_be_used() -> None:
+    config = parse_config(EXAMPLE, "example")
+    settings = settings_of(config.namespaces["chat"])
+    assert settings.layout is not None
+    assert (settings.layout.layers, settings.blocks) == (32, 100_000)
+    assert settings.options.staging_bytes == 4 << 30
+    assert socket_mode(config) == 0o660
+    commented = "\n".join(
+        line.removeprefix("# ") if " = " in line else line for line in EXAMPLE.splitlines()
+    )
+    everything = parse_config(commented, "with all that is commented out")
+    assert settings_of(everything.namespaces["chat"]).options.quota_bytes == 100 << 30
+    assert limits_of(everything).write_bytes == 64 << 20
+
+
+def test_users_are_names_or_numbers() -> None:
+    me = pwd.getpwuid(os.getuid()).pw_name
+    config = parse_config(SPACE + f'users = ["{me}", 7]\n', "x")
+    assert settings_of(config.namespaces["a"]).uids == {os.getuid(), 7}
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        ("[daemon]\nsocket = 3\n", 2, "[daemon] socket: Expected `str`, got `int`"),
+        ("\n[daemon]\nclients = 1\nsokcet = 'x'\n", 4, "[daemon] sokcet: there is no 'sokcet'"),
+        ("[daemon]\nsocket_mode = '999'\n", 2, "socket_mode: '999' is no mode"),
+        ("[deamon]\n", 1, "there is no table 'deamon'"),
+        ("[daemon\n", 1, "line 1"),
+        (SPACE + "staging = '4 pies'\n", 6, "[namespaces.a] staging: '4 pies' is no size"),
+        (SPACE + "users = ['nobody knows']\n", 6, "'nobody knows' is not known on this machine"),
+        (SPACE + "depth = 0\n", 6, "depth is 0"),
+        (SPACE + "admission = 'none'\n", 6, "admission is 'none'"),
+        ("[namespaces.a]\nblocks = 4\n", 1, "missing required field `store`"),
+        ("[namespaces.a]\nstore = 'x'\nmodel = 'gpt'\n", 3, "'gpt' is no preset"),
+        ("[namespaces.'no name/']\nstore = 'x'\n", 1, "is no name for a namespace"),
+        (SPACE + SPACE.replace(".a]", ".b]"), 7, "is namespace 'a''s"),
+        ("namespaces = 3\n", 1, "namespaces are tables"),
+    ],
+)
+def test_what_is_wrong_is_told_by_line(text: str, line: int, words: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        parse_config(text, "c.toml")
+    said = str(refusal.value)
+    assert words in said
+    assert f"line {line}" in said
+
+
+def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "prefetchd.toml"
+    run_here(capsys, "config", "init", str(path))
+    assert path.read_text() == EXAMPLE
+    again = run_here(capsys, "config", "init", str(path))
+    assert (again.code, again.err[:7]) == (2, "error: ")
+    assert "1 namespace, nothing is wrong" in run_here(capsys, "config", "check", str(path)).out
+    shown = run_here(capsys, "config", "show", "--config", str(path)).out
+    assert parse_config(shown, "shown") == parse_config(EXAMPLE, "example")
+    told = json.loads(run_here(capsys, "config", "show", "--json").out)
+    assert told["made"]["enabled"] is True
+    assert told["daemon"]["socket"].endswith("prefetchd.sock")
+    path.write_text(SPACE + 'token = "secret"\n')
+    assert "secret" not in run_here(capsys, "config", "show", "--config", str(path)).out
+    path.write_text("[daemon]\nclients = 'x'\n")
+    refused = run_here(capsys, "serve", "--config", str(path))
+    assert "line 2, [daemon] clients: Expected `int`" in refused.err.replace("\n", " ")
+    nothing = run_here(capsys, "serve", "--config", os.devnull)
+    assert "no namespace, and none may be made" in nothing.err
+    assert refused.code == nothing.code == 2

@@ -10,7 +10,13 @@ import pytest
 
 from prefetchd.bench.restore import RestoreLog
 from prefetchd.bench.restore_replay import Plan
-from prefetchd.bench.restore_result import SIMULATED, RestoreResult, RestoreSettings, decode
+from prefetchd.bench.restore_result import (
+    SIMULATED,
+    RestoreResult,
+    RestoreSettings,
+    decode,
+    run_figures,
+)
 from prefetchd.bench.restore_result import staged_share as staged_share_of
 from prefetchd.drive_model import DriveModel
 from prefetchd.drive_profile import DriveProfile
@@ -106,6 +112,22 @@ def test_without_a_hint_two_blocks_are_demanded_ahead_and_the_rest_is_guessed() 
     assert log.outcomes.tolist() == [0, 1, 0, 2]
     assert log.early == 2
     assert staged_share_of(log) == 1
+
+
+def test_without_prefetch_nothing_is_covered_though_one_read_serves_two_requests() -> None:
+    twice = traffic((0, [0, 1, 2]), (5, range(3, 7)), (6, range(7, 11)), (10, [0]), (10, [0]))
+    log = run(twice, "none")
+    assert log.outcomes.tolist() == [0, 0, 1, 1]
+    figures = run_figures(
+        "none",
+        control=True,
+        evict="lru",
+        lead_ms=150,
+        rounds=[log],
+        blocks_needed=len(twice.blocks),
+        page_bytes=4096,
+    )
+    assert figures.prefetch.coverage == 0
 
 
 def test_blocks_put_are_kept_until_written_or_found_once_they_are() -> None:

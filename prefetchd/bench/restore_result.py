@@ -179,6 +179,7 @@ def run_figures(
             issued=fetched["issued"],
             useful=fetched["useful"],
             late=fetched["late"],
+            late_measured=fetched["late"],
             wasted=fetched["wasted"],
             pollution=fetched["pollution"],
             page_bytes=page_bytes,

@@ -219,6 +219,10 @@ def test_a_result_can_be_had_through_python_and_says_what_was_modelled() -> None
         (("--staging-blocks", "0"), "--staging-blocks"),
         (("--block-bytes", "5000"), "--block-bytes"),
         (("--limit-blocks-s", "nan"), "--limit-blocks-s"),
+        (("--limit-blocks-s", "1e15"), "--limit-blocks-s 1e+15"),
+        (("--limit-blocks-s", "1e-9"), "--limit-blocks-s 1e-09"),
+        (("--consume-blocks-s", "1e-12"), "--consume-blocks-s 1e-12"),
+        (("--consume-blocks-s", "inf"), "--consume-blocks-s inf"),
         (("--controls", "cold"), "cold"),
         (("--evict", "mru"), "mru"),
         (("--predictor", "nobody"), "nobody"),
@@ -231,3 +235,11 @@ def test_wrong_options_end_in_one_line(
     trace: Path, capsys: pytest.CaptureFixture[str], more: tuple[str, ...], told: str
 ) -> None:
     run_here(capsys, "simulate", "restore", trace, *WORDS, *more).failed(2, told)
+
+
+def test_a_trace_of_more_than_a_year_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    day_ms = 86_400_000
+    path = write(tmp_path / "long.jsonl", [chat(0, [1, 2]), chat(400 * day_ms, [1, 2])])
+    run_here(capsys, "simulate", "restore", path, *WORDS).failed(2, "long.jsonl", "400 days")

@@ -206,6 +206,14 @@ def test_time_stands_where_it_was_told_to() -> None:
     assert made.engine.now_ns == 6_000
 
 
+def test_no_time_is_too_late_to_be_reached() -> None:
+    made = bench()
+    made.demand(1, 2)
+    assert made.engine.run_until(NEVER_NS + 5)
+    assert made.told(Completed) == [ALONE_NS]
+    assert made.engine.now_ns == NEVER_NS + 5
+
+
 @pytest.mark.parametrize("depth", [1, 3])
 def test_the_same_calls_give_the_same_log(depth: int) -> None:
     logs = []

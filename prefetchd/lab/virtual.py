@@ -143,7 +143,7 @@ class VirtualEngine:
         """Let time pass, until `at_ns` or until `done()`, which is returned (True without it)."""
         while not (done and done()):
             next_ns, act = self._next()
-            if next_ns > at_ns:
+            if next_ns > at_ns or next_ns >= _NEVER_NS:  # nothing is to come
                 self.now_ns = max(self.now_ns, at_ns)
                 return done is None or done()
             self.now_ns = max(self.now_ns, next_ns)

@@ -130,6 +130,13 @@ def test_without_prefetch_nothing_is_covered_though_one_read_serves_two_requests
     assert figures.prefetch.coverage == 0
 
 
+def test_requests_go_on_in_the_order_in_which_they_were_answered() -> None:
+    load = traffic((0, [0]), (5, range(1, 5)), (6, range(5, 11)), (10, [0]), (10.05, [0]))
+    log = run(load, "none")
+    assert log.outcomes.tolist() == [0, 0, 1, 1]
+    assert waits_ms(log) == [100, 50]  # both at once: by one read
+
+
 def test_blocks_put_are_kept_until_written_or_found_once_they_are() -> None:
     """Half of the slots may be kept: of six blocks four are found at once, two once written."""
     load = traffic((0, range(6)), (1, [*range(6), 6]))

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefetchd.model import Ids
+from prefetchd.predictors.oracle import earlier_positions
 
 Demands = Sequence[Ids] | Ids
 """One array of distinct pages a demand, or one flat array (int64) where each asks for one page."""
@@ -46,11 +47,8 @@ def _columns(demands: Demands) -> tuple[Ids, NDArray[np.int64]]:
 
 def next_uses(pages: Ids) -> NDArray[np.int64]:
     """For each use the number of the next use of its page; NEVER where there is none."""
-    order = np.argsort(pages, kind="stable")
-    again = pages[order[1:]] == pages[order[:-1]]
-    following = np.full(len(pages), NEVER, np.int64)
-    following[order[:-1][again]] = order[1:][again]
-    return following
+    following = earlier_positions(pages[::-1])[::-1]  # counted from the end
+    return np.where(following < 0, NEVER, len(pages) - 1 - following)
 
 
 def first_uses(pages: Ids) -> Ids:

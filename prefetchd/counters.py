@@ -35,3 +35,8 @@ class Counters:
 
     def count_verdicts(self, verdicts: Codes) -> None:
         self.verdicts += np.bincount(verdicts, minlength=len(Verdict))
+
+    def prefetches(self) -> dict[str, int]:
+        """Prefetched pages `issued`, what became of them by verdict, and `pollution`."""
+        verdicts = {verdict.name.lower(): int(self.verdicts[verdict]) for verdict in Verdict}
+        return {"issued": self.prefetch_reads, "pollution": self.pollution, **verdicts}

@@ -145,6 +145,7 @@ def prefetch_figures(
     issued: int,
     useful: int,
     late: int,
+    late_measured: int,
     wasted: int,
     pollution: int,
     page_bytes: int,
@@ -152,10 +153,12 @@ def prefetch_figures(
 ) -> Prefetch:
     """Counts and what follows from them.
 
-    accuracy = useful / issued; coverage = (timely + late) / (timely + late + miss), the part of
-    the pages not yet there that prefetching went for.
+    accuracy = useful / issued; coverage = (timely + late_measured) / (timely + late + miss) of
+    `outcomes`, the part of the pages not yet there that prefetching went for. `late_measured`: of
+    the late prefetches those that `outcomes` count, for what is late there may have been on its way
+    for another demand.
     """
-    reached = outcomes.timely + outcomes.late
+    unready = outcomes.timely + outcomes.late + outcomes.miss
     return Prefetch(
         issued=issued,
         useful=useful,
@@ -163,7 +166,7 @@ def prefetch_figures(
         wasted=wasted,
         pollution=pollution,
         accuracy=ratio(useful, issued),
-        coverage=ratio(reached, reached + outcomes.miss),
+        coverage=ratio(outcomes.timely + late_measured, unready),
         wasted_bytes=wasted * page_bytes,
         reads_per_needed=ratio(pages_read, outcomes.total),
     )

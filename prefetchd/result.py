@@ -92,7 +92,10 @@ class Prefetch(msgspec.Struct, frozen=True, kw_only=True):
     """Prefetched pages by what became of them; the rest of `issued` was undecided at the end.
 
     Counted from the first step, warm-up included: what was fetched in it may be used after it.
-    `reads_per_needed` is pages read from the device, demand and prefetch, per page demanded.
+    Only of the measured steps: `reads_per_needed`, pages read from the device, demand and prefetch,
+    per page demanded; and `coverage`, pages that a prefetch had fetched or was fetching when they
+    were demanded, of those that were not there already. A page on its way for another demand was
+    not there and is not covered.
     """
 
     issued: int = 0

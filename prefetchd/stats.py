@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from prefetchd.assembly import Parts
 from prefetchd.engine import Engine
-from prefetchd.model import Outcome, Verdict
+from prefetchd.model import Outcome
 from prefetchd.paths import PathStats
 from prefetchd.puts import Puts
 
@@ -118,7 +118,6 @@ def take_stats(parts: Parts, engine: Engine, puts: Puts, blocks_open: int) -> St
     core, driver = parts.core, parts.driver
     counters, staging = core.counters, core.staging
     base_ns, service_ns = core.planner.device_times_ns()
-    verdicts = {verdict.name.lower(): int(counters.verdicts[verdict]) for verdict in Verdict}
     return Stats(
         device=parts.device.name,
         engine=parts.device.engine,
@@ -132,11 +131,7 @@ def take_stats(parts: Parts, engine: Engine, puts: Puts, blocks_open: int) -> St
         blocks=parts.geometry.blocks,
         blocks_visible=parts.catalog.blocks_visible,
         outcomes={o.name.lower(): int(counters.outcomes[o]) for o in Outcome},
-        prefetch={
-            "issued": counters.prefetch_reads,
-            "pollution": counters.pollution,
-            **verdicts,
-        },
+        prefetch=counters.prefetches(),
         failures=dict(driver.failures),
         paths=driver.paths.stats(),
         hints_dropped=engine.hints_dropped,

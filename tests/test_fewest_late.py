@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prefetchd.lab.belady import belady_misses
-from prefetchd.lab.bounds import fewest_late, fewest_late_reads
+from prefetchd.lab.bounds import fewest_late
 
 Contents = frozenset[int]
 
@@ -20,15 +20,12 @@ def subsets(pages: Contents, most: int) -> list[Contents]:
     return [frozenset(some) for size in sizes for some in combinations(sorted(pages), size)]
 
 
-def best_schedule(
-    demands: list[list[int]], times: list[int], slots: int, lead: int | None, put: bool
-) -> int:
+def best_schedule(demands: list[list[int]], times: list[int], slots: int, put: bool) -> int:
     """The fewest late pages there can be, by trying everything: one read a tick, and a late page is
     there right after its demand, as if read at no cost."""
     states: dict[Contents, int] = {frozenset(): 0}
     seen: set[int] = set()
-    begin = times[0] - (lead or 0)
-    for tick in range(begin, times[-1] + 1):
+    for tick in range(times[0], times[-1] + 1):
         for demand in [d for d, at in zip(demands, times, strict=True) if at == tick]:
             new = {page for page in demand if put and page not in seen}
             asked = frozenset(demand) - new
@@ -41,7 +38,7 @@ def best_schedule(
                         after[held] = min(after.get(held, total), total)
             states = after
             seen |= set(demand)
-        due = [at for at in times if at > tick and (lead is None or at - lead <= tick)]
+        due = [at for at in times if at > tick]
         known = {p for d, at in zip(demands, times, strict=True) if at in due for p in d}
         after = dict(states)
         for here, late in states.items():
@@ -61,25 +58,21 @@ def cases(draw: st.DrawFn) -> tuple[list[list[int]], list[int]]:
     return demands, np.cumsum(gaps).tolist()
 
 
-@given(cases(), st.integers(2, 3), st.sampled_from([None, 0, 1, 2, 4]), st.booleans())
+@given(cases(), st.integers(2, 3), st.booleans())
 @settings(max_examples=300, deadline=None)
 def test_no_schedule_has_fewer(
-    case: tuple[list[list[int]], list[int]], slots: int, lead: int | None, put: bool
+    case: tuple[list[list[int]], list[int]], slots: int, put: bool
 ) -> None:
     demands, times = case
     arrays = [np.array(demand, np.int64) for demand in demands]
-    bound = fewest_late(
-        arrays, np.array(times) * 10, slots, 10.0,
-        lead_ns=None if lead is None else lead * 10, first_is_put=put,
-    )  # fmt: skip
-    assert bound <= best_schedule(demands, times, slots, lead, put)
+    bound = fewest_late(arrays, np.array(times) * 10, slots, 10.0, first_is_put=put)
+    assert bound <= best_schedule(demands, times, slots, put)
 
 
 def test_it_is_reached_where_only_bandwidth_lacks() -> None:
     demands = [np.arange(8) + 8 * number for number in range(4)]
     times = np.arange(4) * 50  # five reads' time for eight pages
-    for lead, expected in ((0, 32), (10, 28), (50, 12), (None, 17)):
-        assert fewest_late(demands, times, 100, 10.0, lead_ns=lead) == expected
+    assert fewest_late(demands, times, 100, 10.0) == 17
 
 
 def test_without_time_to_read_it_is_belady_and_with_room_for_all_nothing() -> None:
@@ -88,29 +81,21 @@ def test_without_time_to_read_it_is_belady_and_with_room_for_all_nothing() -> No
     times = np.sort(random.integers(0, 10**6, 3000))
     for put in (False, True):
         missed = int(belady_misses(pages, 20, first_is_put=put).sum())
-        late = fewest_late(pages, times, 20, 1e12, lead_ns=0, first_is_put=put)
+        late = fewest_late(pages, times, 20, 1e12, first_is_put=put)
         assert late == missed > 0
-    assert fewest_late(pages, times, 60, 1e12, lead_ns=0, first_is_put=True) == 0
+    assert fewest_late(pages, times, 60, 1e12, first_is_put=True) == 0
 
 
-def test_more_lead_more_bandwidth_or_more_slots_never_hurt() -> None:
+def test_more_bandwidth_or_more_slots_never_hurt() -> None:
     random = np.random.default_rng(4)
     pages = random.zipf(1.3, 4000) % 500
     times = np.sort(random.integers(0, 400_000, 4000))
 
-    def late(slots: int = 40, page_ns: float = 400.0, lead_ns: int = 1000) -> int:
-        return fewest_late(pages, times, slots, page_ns, lead_ns=lead_ns)
+    def late(slots: int = 40, page_ns: float = 800.0) -> int:
+        return fewest_late(pages, times, slots, page_ns)
 
     assert late() > late(slots=80) > 0
-    assert late() > late(page_ns=300.0)
-    assert late() >= late(lead_ns=4000)
-
-
-def test_reads_that_are_settled() -> None:
-    due = np.array([30, 30, 30, 60, 60])
-    assert fewest_late_reads(due, 10.0, 20) == 1
-    assert fewest_late_reads(due, 10.0, 30) == 0
-    assert fewest_late_reads(due, 10.0, 5) == 5
+    assert late() > late(page_ns=600.0)
 
 
 def test_times_that_fall_are_refused() -> None:

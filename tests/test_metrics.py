@@ -68,12 +68,28 @@ def test_ratios_survive_zero_and_unknown() -> None:
         issued=0,
         useful=0,
         late=0,
+        late_measured=0,
         wasted=0,
         pollution=0,
         page_bytes=4096,
         pages_read=0,
     )
     assert (unused.accuracy, unused.coverage, unused.reads_per_needed) == (None, None, 0)
+
+
+def test_what_was_on_its_way_for_another_demand_is_not_covered() -> None:
+    figures = metrics.prefetch_figures(
+        Outcomes(timely=2, late=3, miss=3),
+        issued=9,
+        useful=4,
+        late=3,
+        late_measured=2,
+        wasted=0,
+        pollution=0,
+        page_bytes=4096,
+        pages_read=16,
+    )
+    assert figures.coverage == 4 / 8
 
 
 @given(st.tuples(*[st.integers(0, 10**6)] * 4))

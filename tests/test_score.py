@@ -219,9 +219,11 @@ def test_slack_is_the_time_between_arrival_and_demand_or_the_wait() -> None:
     watch = Watch(Geometry(1, 8), 4)
     slots, one = np.array([2]), np.array([1])
 
+    def begin(at_ns: int, page: int, io_class: IoClass) -> None:
+        watch(at_ns, Idle(), [Read(np.array([page]), slots, one, io_class, 0)])
+
     def read(at_ns: int, page: int, io_class: IoClass) -> None:
-        pages = np.array([page])
-        watch(at_ns, Idle(), [Read(pages, slots, one, io_class, 0)])
+        begin(at_ns, page, io_class)
         watch(at_ns + 10, Completed(slots, one, np.array([True])), [])
 
     def demand(at_ns: int, page: int, outcome: Outcome, wait_ns: int) -> None:
@@ -232,7 +234,11 @@ def test_slack_is_the_time_between_arrival_and_demand_or_the_wait() -> None:
     read(0, 3, IoClass.PREFETCH)
     read(50, 4, IoClass.DEMAND)  # into the slot that page 3 had: its arrival is none of page 3's
     demand(2_000_010, 3, Outcome.TIMELY, 0)
+    begin(0, 5, IoClass.PREFETCH)
     demand(0, 5, Outcome.LATE, 500_000)
+    demand(0, 5, Outcome.LATE, 400_000)  # the prefetch was late once, and is not counted twice
+    begin(0, 7, IoClass.DEMAND)
+    demand(0, 7, Outcome.LATE, 500_000)  # on its way for another demand
     demand(0, 6, Outcome.MISS, 500_000)
     expected = np.zeros(len(EDGES_MS) + 1, int)
     expected[np.searchsorted(EDGES_MS, 2.0, side="right")] = 1

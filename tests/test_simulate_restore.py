@@ -10,7 +10,13 @@ import pytest
 
 from prefetchd.bench.restore import RestoreLog
 from prefetchd.bench.restore_replay import Plan
-from prefetchd.bench.restore_result import SIMULATED, RestoreResult, RestoreSettings, decode
+from prefetchd.bench.restore_result import (
+    SIMULATED,
+    RestoreResult,
+    RestoreSettings,
+    decode,
+    run_figures,
+)
 from prefetchd.bench.restore_result import staged_share as staged_share_of
 from prefetchd.drive_model import DriveModel
 from prefetchd.drive_profile import DriveProfile
@@ -108,6 +114,29 @@ def test_without_a_hint_two_blocks_are_demanded_ahead_and_the_rest_is_guessed() 
     assert staged_share_of(log) == 1
 
 
+def test_without_prefetch_nothing_is_covered_though_one_read_serves_two_requests() -> None:
+    twice = traffic((0, [0, 1, 2]), (5, range(3, 7)), (6, range(7, 11)), (10, [0]), (10, [0]))
+    log = run(twice, "none")
+    assert log.outcomes.tolist() == [0, 0, 1, 1]
+    figures = run_figures(
+        "none",
+        control=True,
+        evict="lru",
+        lead_ms=150,
+        rounds=[log],
+        blocks_needed=len(twice.blocks),
+        page_bytes=4096,
+    )
+    assert figures.prefetch.coverage == 0
+
+
+def test_requests_go_on_in_the_order_in_which_they_were_answered() -> None:
+    load = traffic((0, [0]), (5, range(1, 5)), (6, range(5, 11)), (10, [0]), (10.05, [0]))
+    log = run(load, "none")
+    assert log.outcomes.tolist() == [0, 0, 1, 1]
+    assert waits_ms(log) == [100, 50]  # both at once: by one read
+
+
 def test_blocks_put_are_kept_until_written_or_found_once_they_are() -> None:
     """Half of the slots may be kept: of six blocks four are found at once, two once written."""
     load = traffic((0, range(6)), (1, [*range(6), 6]))
@@ -197,6 +226,10 @@ def test_a_result_can_be_had_through_python_and_says_what_was_modelled() -> None
         (("--staging-blocks", "0"), "--staging-blocks"),
         (("--block-bytes", "5000"), "--block-bytes"),
         (("--limit-blocks-s", "nan"), "--limit-blocks-s"),
+        (("--limit-blocks-s", "1e15"), "--limit-blocks-s 1e+15"),
+        (("--limit-blocks-s", "1e-9"), "--limit-blocks-s 1e-09"),
+        (("--consume-blocks-s", "1e-12"), "--consume-blocks-s 1e-12"),
+        (("--consume-blocks-s", "inf"), "--consume-blocks-s inf"),
         (("--controls", "cold"), "cold"),
         (("--evict", "mru"), "mru"),
         (("--predictor", "nobody"), "nobody"),
@@ -209,3 +242,11 @@ def test_wrong_options_end_in_one_line(
     trace: Path, capsys: pytest.CaptureFixture[str], more: tuple[str, ...], told: str
 ) -> None:
     run_here(capsys, "simulate", "restore", trace, *WORDS, *more).failed(2, told)
+
+
+def test_a_trace_of_more_than_a_year_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    day_ms = 86_400_000
+    path = write(tmp_path / "long.jsonl", [chat(0, [1, 2]), chat(400 * day_ms, [1, 2])])
+    run_here(capsys, "simulate", "restore", path, *WORDS).failed(2, "long.jsonl", "400 days")

@@ -280,6 +280,8 @@ def test_the_command_writes_a_trace_that_everything_calls_synthetic(
     result = run_here(capsys, *replay_words(out, tmp_path / "store", *quick)).result()
     assert result.settings.trace == "s (SYNTHETIC)"
     assert result.notes[0].startswith("SYNTHETIC: the trace was generated, not recorded")
+    simulated = run_here(capsys, "simulate", "decode", out, *quick, "--json", "-").result()
+    assert simulated.notes == result.notes[:1]
 
 
 def test_what_cannot_be_made_is_told(tmp_path: Path, capsys: Capture, fit: AttentionFit) -> None:

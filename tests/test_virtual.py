@@ -21,6 +21,7 @@ from prefetchd.model import (
     Event,
     Geometry,
     Hinted,
+    Idle,
     Ids,
     IoClass,
     Outcome,
@@ -204,6 +205,30 @@ def test_time_stands_where_it_was_told_to() -> None:
     made.demand(1, 2)
     assert not made.engine.run_until(6_000, lambda: 1 in made.answers)
     assert made.engine.now_ns == 6_000
+
+
+def test_while_anything_is_under_way_there_is_an_idle_turn_every_50_ms() -> None:
+    made = bench(drive=msgspec.structs.replace(DRIVE, read_us=120_000, write_us=120_000))
+    made.engine.run_until(50_000_000)
+    assert made.told(Idle) == []
+    made.demand(1, 2)
+    made.answered(1)
+    began_ns = made.engine.now_ns
+    looks = [at_ns for at_ns in made.told(Idle) if at_ns >= 100_000_000]
+    assert looks[:2] == [100_000_000, 150_000_000]
+    made.engine.run_until(began_ns + 1_000_000_000)
+    assert made.told(Idle)[-1] <= began_ns
+    made.engine.write(np.array([PAGE_BYTES]), lambda: None)
+    made.engine.run_until(made.engine.now_ns + 1_000_000_000)
+    assert len([at_ns for at_ns in made.told(Idle) if at_ns > began_ns]) == 3
+
+
+def test_no_time_is_too_late_to_be_reached() -> None:
+    made = bench()
+    made.demand(1, 2)
+    assert made.engine.run_until(NEVER_NS + 5)
+    assert made.told(Completed) == [ALONE_NS]
+    assert made.engine.now_ns == NEVER_NS + 5
 
 
 @pytest.mark.parametrize("depth", [1, 3])

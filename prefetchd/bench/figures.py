@@ -108,16 +108,19 @@ def _prefetch(
     outcomes: metrics.Outcomes, rounds: Sequence[Log], page_bytes: int
 ) -> metrics.Prefetch:
     """Verdicts of whole runs, warm-up included, since a prefetch may end long after its issue;
-    reads only of the measured steps."""
+    reads, and what is covered, only of the measured steps."""
     total: Counter[str] = Counter()
+    late_measured = 0
     for log in rounds:
-        if log.after:
+        if log.before and log.after:
             total.update(log.after.prefetch)
+            late_measured += log.after.prefetch["late"] - log.before.prefetch["late"]
     return metrics.prefetch_figures(
         outcomes,
         issued=total["issued"],
         useful=total["useful"],
         late=total["late"],
+        late_measured=late_measured,
         wasted=total["wasted"],
         pollution=total["pollution"],
         page_bytes=page_bytes,

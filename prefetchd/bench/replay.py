@@ -32,6 +32,7 @@ from prefetchd.bench.runs import (
     plans,
     staging_slots,
     told_settings,
+    trace_notes,
 )
 from prefetchd.bench.seen import Seen, mark
 from prefetchd.lab.workload import Workload
@@ -138,15 +139,13 @@ def replay_decode(
         for plan in planned
     ]
     said = [client_bound(name, rounds) for name, rounds in logs.items()]
-    if workload.synthetic:
-        said.insert(0, f"SYNTHETIC: the trace was {workload.synthetic}")
     return metrics.Result(
         device=seen.described(),
         settings=told_settings(
             workload, settings, {"idle_s": settings.idle_s, "tend": settings.tend}
         ),
         runs=metrics.relate(runs),
-        notes=[words for words in said if words],
+        notes=[*trace_notes(workload), *(words for words in said if words)],
     )
 
 

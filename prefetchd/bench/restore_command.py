@@ -57,12 +57,13 @@ def restore(
     outputs = Outputs(json, report)
     outputs.check()
     leads = lead_ms or [500.0]
-    options.check_numbers(leads, staging_blocks, requests, limit_blocks_s, consume_blocks_s, speed)
+    options.check_numbers(leads, staging_blocks, requests, consume_blocks_s, speed)
     if not registry.storage_device_class(device).on_files:
         raise ReplayError(
             f"device {device} keeps no store on a path; use --limit-blocks-s to limit"
         )
     whole_bytes = options.whole_blocks(block_bytes)
+    options.check_limit(limit_blocks_s, whole_bytes, speed)
     load = options.read_trace(trace, requests, group_blocks)
     slots = options.default_staging(load) if staging_blocks is None else staging_blocks
     named = names(controls)

@@ -5,7 +5,6 @@ Decides names, defaults and checks of options; runs nothing.
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -27,6 +26,12 @@ EMBEDDED_REQUESTS = "conversation_demo.jsonl.gz"
 ALL_CONTROLS = ",".join(CONTROLS)
 _PAGE = 4096
 _STAGING_MIN = 64
+# Whatever these allow, the times of a run fit into 64 bits of nanoseconds.
+_LEAD_MS_MAX = 1e7
+_RATE_MIN, _RATE_MAX = 1e-3, 1e9
+_SPEED_MIN, _SPEED_MAX = 1e-2, 1e9
+_BYTES_S_MAX = 1e15
+_SPAN_S_MAX = 366 * 86_400
 
 TracePath = Annotated[
     Path | None,
@@ -53,24 +58,37 @@ def check_numbers(
     leads: list[float],
     staging: int | None,
     requests: int | None,
-    limit: float,
     consume: float,
     speed: float,
 ) -> None:
     for lead in leads:
-        if not 0 <= lead < 1e7:
-            raise ReplayError(f"--lead-ms {lead:g} is no lead; give milliseconds, 0 or more")
+        if not 0 <= lead < _LEAD_MS_MAX:
+            raise ReplayError(
+                f"--lead-ms {lead:g} is no lead; give milliseconds, from 0 to {_LEAD_MS_MAX:g}"
+            )
     if staging is not None and staging < _STAGING_MIN:
         raise ReplayError(
             f"--staging-blocks {staging} is too small; give it {_STAGING_MIN} or more"
         )
     if requests is not None and requests < 1:
         raise ReplayError(f"--requests {requests} leaves nothing to replay; give 1 or more")
-    if not 0 <= limit < math.inf:
-        raise ReplayError(f"--limit-blocks-s {limit:g} is no rate; give blocks a second, or 0")
-    for name, value in (("--consume-blocks-s", consume), ("--speed", speed)):
-        if not 0 < value < 1e9:
-            raise ReplayError(f"{name} {value:g} makes no sense; give a number above 0")
+    bounded = (
+        ("--consume-blocks-s", consume, _RATE_MIN, _RATE_MAX),
+        ("--speed", speed, _SPEED_MIN, _SPEED_MAX),
+    )
+    for name, value, least, most in bounded:
+        if not least <= value <= most:
+            raise ReplayError(f"{name} {value:g} makes no sense; give {least:g} to {most:g}")
+
+
+def check_limit(limit: float, block_bytes: int, speed: float = 1.0) -> None:
+    """0 is no limit; else more than any drive moves is none either."""
+    most = _BYTES_S_MAX / block_bytes / speed
+    if limit != 0 and not _RATE_MIN <= limit < most:
+        raise ReplayError(
+            f"--limit-blocks-s {limit:g} is no rate for blocks of {block_bytes} bytes; give "
+            f"{_RATE_MIN:g} to {most:g} blocks a second, or 0 for no limit"
+        )
 
 
 def whole_blocks(text: str) -> int:
@@ -86,7 +104,15 @@ def read_trace(trace: Path | None, limit: int | None, group: int = 1) -> Request
     if trace is None:
         with as_file(files("prefetchd.data") / EMBEDDED_REQUESTS) as path:
             return read_requests(path, limit, group)
-    return read_requests(trace, limit, group)
+    load = read_requests(trace, limit, group)
+    span_s = int(load.arrival_ns.max(initial=0)) / 1e9
+    if span_s > _SPAN_S_MAX:
+        raise ReplayError(
+            f"the requests of {trace} arrive over {span_s / 86_400:.3g} days, more than a year: "
+            "its times may be in another unit than they are taken for; replay a part of it with "
+            "--requests"
+        )
+    return load
 
 
 def show(outputs: Outputs, console: Console, result: RestoreResult) -> None:

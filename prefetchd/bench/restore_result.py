@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefetchd import metrics
-from prefetchd.bench.restore import RestoreLog
+from prefetchd.bench.restore import Moved, RestoreLog
 
 Schema = Literal["prefetchd.replay.restore/1", "prefetchd.simulate.restore/1"]
 SCHEMA: Schema = "prefetchd.replay.restore/1"
@@ -142,22 +142,13 @@ def run_figures(
     outcomes = metrics.Outcomes(
         retained=counts[0], timely=counts[1], late=counts[2], miss=counts[3]
     )
-    reusable = outcomes.total + sum(log.unstored for log in rounds)
-    shares = [staged_share(log) for log in rounds]
+    unstored = sum(log.unstored for log in rounds)
+    reusable = outcomes.total + unstored
+    shares = [share for log in rounds if (share := staged_share(log)) is not None]
     afters = [log.after for log in rounds if log.after]
-    fetched: Counter[str] = Counter()
-    failures: Counter[str] = Counter()
-    for log in rounds:
-        if log.after:
-            fetched.update(log.after.prefetch)
-            failures.update(log.after.failures)
-        if log.missing:
-            failures["blocks that could not be had"] += log.missing
-        if log.failed_puts:
-            failures["puts that failed"] += len(log.failed_puts)
-    read = sum(after.pages_read for after in afters)
+    fetched = _fetched(afters)
     ready = np.concatenate([log.ready_ns[log.ready_ns >= 0] for log in rounds]) / 1e6
-    waits = np.concatenate([np.empty(0), *(w for log in rounds for w in log.waits_ns)]) / 1e6
+    waits = [wait for log in rounds for wait in log.waits_ns]
     unused = fetched["issued"] - fetched["useful"] - fetched["late"]
     return RestoreRun(
         name=name,
@@ -165,36 +156,68 @@ def run_figures(
         evict=evict,
         lead_ms=lead_ms,
         outcomes=outcomes,
-        staged_share=metrics.median([share for share in shares if share is not None]),
-        staged_share_rounds=[share for share in shares if share is not None],
+        staged_share=metrics.median(shares),
+        staged_share_rounds=shares,
         at_start_share=_at_start_share(rounds, reusable),
         reuse_share=metrics.ratio(reusable, blocks_needed * len(rounds)),
-        waste_share=metrics.ratio(unused, read),
+        waste_share=metrics.ratio(unused, _pages_read(afters)),
         time_to_ready_ms=_milliseconds(ready),
-        demand_wait_ms=_milliseconds(waits),
-        lateness_ms=_milliseconds(np.concatenate([log.lateness_ns for log in rounds]) / 1e6),
+        demand_wait_ms=_milliseconds(_joined(waits) / 1e6),
+        lateness_ms=_milliseconds(_joined([log.lateness_ns for log in rounds]) / 1e6),
         ready_ccdf=metrics.ccdf(ready * 1e3),
-        prefetch=metrics.prefetch_figures(
-            outcomes,
-            issued=fetched["issued"],
-            useful=fetched["useful"],
-            late=fetched["late"],
-            wasted=fetched["wasted"],
-            pollution=fetched["pollution"],
-            page_bytes=page_bytes,
-            pages_read=read,
-        ),
+        prefetch=_prefetch(outcomes, fetched, page_bytes, _pages_read(afters)),
         device_bytes=sum(after.bytes_read for after in afters),
         written_bytes=sum(after.bytes_written for after in afters),
         achieved_depth=metrics.median([after.achieved_depth for after in afters]),
-        decision_us=metrics.distribution(
-            np.concatenate([np.empty(0), *(after.decision_ns for after in afters)]) / 1e3
-        ),
+        decision_us=metrics.distribution(_joined([after.decision_ns for after in afters]) / 1e3),
         cpu_share=_cpu_share(rounds),
-        unstored=sum(log.unstored for log in rounds),
-        failures=dict(failures),
+        unstored=unstored,
+        failures=_failures(rounds),
         verified_pages=sum(log.verified for log in rounds),
     )
+
+
+def _fetched(afters: Sequence[Moved]) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for after in afters:
+        total.update(after.prefetch)
+    return total
+
+
+def _pages_read(afters: Sequence[Moved]) -> int:
+    return sum(after.pages_read for after in afters)
+
+
+def _prefetch(
+    outcomes: metrics.Outcomes, fetched: Counter[str], page_bytes: int, pages_read: int
+) -> metrics.Prefetch:
+    return metrics.prefetch_figures(
+        outcomes,
+        issued=fetched["issued"],
+        useful=fetched["useful"],
+        late=fetched["late"],
+        late_measured=fetched["late"],
+        wasted=fetched["wasted"],
+        pollution=fetched["pollution"],
+        page_bytes=page_bytes,
+        pages_read=pages_read,
+    )
+
+
+def _failures(rounds: Sequence[RestoreLog]) -> dict[str, int]:
+    failures: Counter[str] = Counter()
+    for log in rounds:
+        if log.after:
+            failures.update(log.after.failures)
+        if log.missing:
+            failures["blocks that could not be had"] += log.missing
+        if log.failed_puts:
+            failures["puts that failed"] += len(log.failed_puts)
+    return dict(failures)
+
+
+def _joined(arrays: Sequence[NDArray[np.int64]]) -> NDArray[np.float64]:
+    return np.concatenate([np.empty(0), *arrays])
 
 
 def _at_start_share(rounds: Sequence[RestoreLog], reusable: int) -> float | None:

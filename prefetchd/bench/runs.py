@@ -138,3 +138,8 @@ def told_settings(
         seed=settings.seed,
         more=more,
     )
+
+
+def trace_notes(workload: Workload) -> list[str]:
+    """What every result says of its trace."""
+    return [f"SYNTHETIC: the trace was {workload.synthetic}"] if workload.synthetic else []

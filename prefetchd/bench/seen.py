@@ -58,14 +58,14 @@ class Seen:
                 "UNREAD: no run read anything from the device, since all that was asked for lay in "
                 "staging; use less staging"
             )
-        elif self.device == "emulated":
-            kind = "EMULATED"
         elif share is not None:
             kind = "CACHED"
             notes.append(
                 f"CACHED: the drive moved only {1 - share:.0%} of the bytes that were read; a "
                 "cache stands in front of it"
             )
+        if self.asked_bytes and self.device == "emulated":
+            kind = "EMULATED"  # whatever the store lies on; what was said of that stays
         return metrics.Device(
             name=self.device,
             engine=self.engine,

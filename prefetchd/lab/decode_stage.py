@@ -5,7 +5,6 @@ Decides how long a hand-over takes and when, within it, a hint is given. No byte
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +16,7 @@ from prefetchd.drive_model import DriveModel
 from prefetchd.lab.dpu import Dpu
 from prefetchd.lab.virtual import Record, VirtualEngine
 from prefetchd.lab.workload import Demand
-from prefetchd.model import Demanded, Hint, Ids, PageHint, Ready, Released, Verdict
+from prefetchd.model import Demanded, Hint, Ids, PageHint, Ready, Released
 
 _NEVER_NS = 1 << 62
 _PRELOAD_PAGES = 1024
@@ -84,13 +83,10 @@ class VirtualStage:
 
     def counts(self) -> VirtualCounts:
         counters = self.engine.core.counters
-        verdicts = {verdict.name.lower(): int(counters.verdicts[verdict]) for verdict in Verdict}
         decided = self.engine.decisions if self._decision_ns else 0
         return VirtualCounts(
             engine="virtual clock",
-            prefetch=Counter(
-                issued=counters.prefetch_reads, pollution=counters.pollution, **verdicts
-            ),
+            prefetch=counters.prefetches(),
             failures={},
             abandoned=counters.abandoned,
             pages_read=counters.demand_reads + counters.prefetch_reads,

@@ -2,6 +2,7 @@
 
 Decides which of them staging keeps until they are written, and how the drive is given them: behind,
 `WRITE_BLOCKS` an operation, out of `WRITE_BUFFERS` buffers; who finds none free waits for one.
+Writes may end in another order than they were given in: small ones overtake, slow ones lag.
 Knows no request but by its number.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -35,7 +37,6 @@ class SimulatedPuts:
         self._tell = found
         self._putting = np.zeros(len(visible), np.bool_)
         self._queue: deque[tuple[int, Ids]] = deque()  # request, blocks without buffers
-        self._under_way: deque[tuple[int, Ids, bool]] = deque()  # ..., and whether kept
         self._buffers = WRITE_BUFFERS
 
     def put(self, request: int, blocks: Ids) -> int:
@@ -71,12 +72,10 @@ class SimulatedPuts:
     def _write(self, request: int, blocks: Ids, *, kept: bool) -> None:
         if kept:
             self._found(request, blocks)
-        self._under_way.append((request, blocks, kept))
-        self._engine.write(np.array([len(blocks) * self._block_bytes]), self._written)
+        told = partial(self._written, request, blocks, kept)
+        self._engine.write(np.array([len(blocks) * self._block_bytes]), told)
 
-    def _written(self) -> None:
-        """The drive ends its writes in the order in which they were given."""
-        request, blocks, kept = self._under_way.popleft()
+    def _written(self, request: int, blocks: Ids, kept: bool) -> None:
         self._buffers += len(blocks)
         if kept:
             self._engine.handle(Cleaned(blocks))

@@ -11,6 +11,7 @@ Block b is page b of a core with one layer. What becomes of blocks put is `lab.r
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -81,7 +82,7 @@ class SimulatedRestore:
         progress: Callable[[int], None] = lambda count: None,
         record: Record | None = None,
     ) -> None:
-        self._answers: list[Ready] = []
+        self._answers: deque[Ready] = deque()
         self.engine = VirtualEngine(
             core,
             drive,
@@ -203,7 +204,7 @@ class SimulatedRestore:
 
     def _answered(self) -> None:
         while self._answers:
-            self._took(self._answers.pop())
+            self._took(self._answers.popleft())
 
     def _took(self, ready: Ready) -> None:
         """A demand was answered: note it, let its pages go, see to the next."""

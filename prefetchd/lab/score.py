@@ -15,11 +15,10 @@ import msgspec
 from prefetchd import metrics
 from prefetchd.drive_profile import DriveProfile
 from prefetchd.lab.dpu import NO_DPU
+from prefetchd.lab.modelled import AT_DEPTH, IN_TURN, described
 from prefetchd.lab.score_cell import run_bounds, run_cell
 from prefetchd.lab.score_grid import Grid, cells, places, same
 from prefetchd.lab.score_result import Bounds, Cell, Place, Row, Score
-from prefetchd.lab.simulate_decode import described as described_decode
-from prefetchd.lab.simulate_restore import described as described_restore
 
 Told = Callable[[str, int], None]
 
@@ -91,9 +90,8 @@ def related(rows: Sequence[Row]) -> list[Row]:
 
 
 def _device(grid: Grid, profile: DriveProfile) -> metrics.Device:
-    if grid.limit_blocks_s and all(trace.regime == "restore" for trace in grid.traces):
-        return described_restore(profile, grid.limit_blocks_s, NO_DPU)
-    return described_decode(profile, NO_DPU)
+    restores = all(trace.regime == "restore" for trace in grid.traces)
+    return described(profile, NO_DPU, IN_TURN if grid.limit_blocks_s and restores else AT_DEPTH)
 
 
 def _settings(grid: Grid) -> dict[str, int | float | bool | None]:

@@ -49,10 +49,7 @@ class ScoreError(ReplayError):
 
 def named(place: Place) -> str:
     """A place in words, for errors and headings."""
-    lead = f"{place.lead_ms * 1e3:g} us a layer" if place.regime == "decode" else ""
-    lead = lead or f"{place.lead_ms:g} ms ahead"
-    hints = "hints" if place.hints else "no hints"
-    return f"{place.trace}, staging {place.staging}, {lead}, {hints}"
+    return f"{place.trace}, staging {place.staging}, {place.condition}"
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections import Counter
 from functools import partial
@@ -14,7 +13,7 @@ from rich.console import Console
 
 from prefetchd.bench import decode_options as options
 from prefetchd.bench.output import Outputs, progress_bars
-from prefetchd.bench.restore_options import whole_blocks
+from prefetchd.bench.restore_options import check_limit, whole_blocks
 from prefetchd.bench.runs import ReplayError
 from prefetchd.drive_profile import DEFAULT, DriveProfile, load_profile
 from prefetchd.lab.score import count_tasks, score
@@ -99,7 +98,9 @@ def score_command(
     """
     outputs = Outputs(json, report, csv)
     outputs.check()
-    _check_numbers([*(layer_us or ()), *(lead_ms or ())], limit_blocks_s)
+    _check_leads([*(layer_us or ()), *(lead_ms or ())])
+    restored_bytes = whole_blocks(block_bytes)
+    check_limit(limit_blocks_s, restored_bytes)
     grid = Grid(
         traces=_traces(traces),
         predictors=tuple(predictor or ()),
@@ -113,7 +114,7 @@ def score_command(
         warmup_steps=warmup,
         top_k=top_k,
         page_bytes=options.page_size(page_bytes),
-        block_bytes=whole_blocks(block_bytes),
+        block_bytes=restored_bytes,
         limit_blocks_s=limit_blocks_s,
         depth=depth,
         seed=seed,
@@ -157,12 +158,10 @@ def _trace(path: Path) -> TraceFile:
     )
 
 
-def _check_numbers(leads: list[float], limit_blocks_s: float) -> None:
+def _check_leads(leads: list[float]) -> None:
     for lead in leads:
         if not 0 <= lead <= 1e7:
             raise ReplayError(f"a lead of {lead:g} makes no sense; give 0 or more")
-    if not 0 <= limit_blocks_s < math.inf:
-        raise ReplayError(f"--limit-blocks-s {limit_blocks_s:g} is no rate; give blocks/s, or 0")
 
 
 def _run(

@@ -40,14 +40,6 @@ def conditions(places: Sequence[Place]) -> list[Condition]:
     return list(dict.fromkeys((place.lead_ms, place.hints) for place in places))
 
 
-def condition_words(place: Place) -> str:
-    """Lead and hints of a place, short."""
-    lead = f"{place.lead_ms:g} ms ahead"
-    if place.regime == "decode":
-        lead = f"{1e3 * place.lead_ms:g} µs a layer"
-    return f"{lead}, {'hints' if place.hints else 'no hints'}"
-
-
 def waited(score: Score, trace: TraceFile, number: int, condition: Condition) -> Figure:
     """Late and missing against staging, a line a run."""
     places = [p for p in score.places(trace.name) if (p.lead_ms, p.hints) == condition]
@@ -59,7 +51,7 @@ def waited(score: Score, trace: TraceFile, number: int, condition: Condition) ->
     data += _bound_lines(score, places, ticks)
     return Figure(
         f"waited-{number}",
-        f"Late and missing against staging: {condition_words(places[0])}",
+        f"Late and missing against staging: {places[0].condition}",
         "Lower is better; logarithmic, so where nothing was late or missing nothing is drawn. Grey "
         "and dashed: the controls; dotted: what nothing can beat, Belady without prefetch and a "
         "clairvoyant with it.",
@@ -145,7 +137,7 @@ def timeliness(score: Score, trace: TraceFile, number: int) -> Figure:
     late = sum(1 for edge in score.edges_ms if edge <= 0)
     return Figure(
         f"timeliness-{number}",
-        f"Timeliness: staging {place.staging}, {condition_words(place)}",
+        f"Timeliness: staging {place.staging}, {place.condition}",
         "Prefetched pages that were demanded, by how long before their demand (+) or after it (-) "
         "they had arrived; in the shade: too late.",
         data,
@@ -231,7 +223,7 @@ def _grouped(
     return Figure(
         name,
         title,
-        f"{reading} {condition_words(places[0])[0].upper()}{condition_words(places[0])[1:]}.",
+        f"{reading} {places[0].condition}.",
         data,
         {
             "height": 130 + _BAR_PX * len(labels) * max(1, len(places)) // 2,

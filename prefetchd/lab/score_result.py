@@ -64,6 +64,18 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     lead_ms: float
     hints: bool
 
+    @property
+    def lead(self) -> str:
+        """In words."""
+        if self.regime == "decode":
+            return f"{1e3 * self.lead_ms:g} µs a layer"
+        return f"{self.lead_ms:g} ms ahead"
+
+    @property
+    def condition(self) -> str:
+        """What differs between the places of one trace beside staging, in words."""
+        return f"{self.lead}, {'hints' if self.hints else 'no hints'}"
+
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """One simulation. `predictor` as it was named, of a control the control's name."""

@@ -83,14 +83,7 @@ def heading(score: Score, place: Place) -> str:
     """Under which conditions the rows below it were simulated."""
     _, bounds = score.at(place)
     of = "pages" if place.regime == "decode" else "blocks"
-    lead = "layer " if place.regime == "decode" else "lead "
-    lead += (
-        f"{1e3 * place.lead_ms:,.0f} us" if place.regime == "decode" else f"{place.lead_ms:g} ms"
-    )
-    return (
-        f"staging {place.staging} ({bounds.staging_slots:,} {of}) | {lead}"
-        f" | hints {'on' if place.hints else 'off'}"
-    )
+    return f"staging {place.staging} ({bounds.staging_slots:,} {of}) | {place.condition}"
 
 
 def rows_by_worth(rows: list[Row]) -> list[Row]:

@@ -1,8 +1,8 @@
 """`prefetchd simulate decode`: a replay's controls and predictors, under a virtual clock.
 
-Decides what a simulation's result says of its device. Runs, loop, figures and words are the
-replay's own (`prefetchd.bench`); the core is the one that runs live. Nothing here reads a clock:
-the same call gives the same result, in any process.
+Decides how a run is put together: core, modelled drive, stage. Runs, loop, figures and words are
+the replay's own (`prefetchd.bench`); the core is the one that runs live. Nothing here reads a
+clock: the same call gives the same result, in any process.
 """
 
 from __future__ import annotations
@@ -14,13 +14,21 @@ from prefetchd import metrics
 from prefetchd.assembly import Options, build_core
 from prefetchd.bench.decode_loop import Log, Pace, follow
 from prefetchd.bench.figures import run_figures
-from prefetchd.bench.runs import DecodeSettings, Plan, Report, plans, told_settings
+from prefetchd.bench.runs import (
+    DecodeSettings,
+    Plan,
+    Report,
+    plans,
+    told_settings,
+    trace_notes,
+)
 from prefetchd.core import Core
 from prefetchd.drive_model import DriveModel
 from prefetchd.drive_profile import DriveProfile
 from prefetchd.lab.bound_figures import decode_bounds, read_spacing_ns
 from prefetchd.lab.decode_stage import VirtualStage
 from prefetchd.lab.dpu import NO_DPU, Dpu
+from prefetchd.lab.modelled import described, told_dpu
 from prefetchd.lab.virtual import Record
 from prefetchd.lab.workload import Workload
 
@@ -69,9 +77,10 @@ def simulate_decode(
     return metrics.Result(
         schema=SCHEMA,
         device=described(profile, settings.dpu),
-        settings=told_settings(workload, settings, _more(settings.dpu)),
+        settings=told_settings(workload, settings, told_dpu(settings.dpu)),
         runs=metrics.relate(runs),
         bounds=bounds(workload, settings, profile),
+        notes=trace_notes(workload),
     )
 
 
@@ -105,27 +114,6 @@ def run_plan(
         stage.preload(workload.geometry.pages)
     pace = Pace(int(settings.layer_us * 1000), settings.hints, settings.warmup_steps)
     return follow(stage, workload, pace, report.steps if report else None)
-
-
-def described(profile: DriveProfile, dpu: Dpu) -> metrics.Device:
-    link = f"at {dpu.link_gb_s:g} GB/s" if dpu.link_gb_s else "in no time"
-    reads = f"reads {profile.read_us:g} us alone, {profile.read_gb_s:.3g} GB/s at depth"
-    return metrics.Device(
-        name=profile.name,
-        engine=f"drive model under a virtual clock, {reads}",
-        file_system="none",
-        kind="SIMULATED",
-        gpu=metrics.Gpu(name="modelled", engine=link),
-    )
-
-
-def _more(dpu: Dpu) -> dict[str, str | int | float | bool]:
-    return {
-        "dpu": dpu.name,
-        "decision_us": dpu.decision_us,
-        "cores": dpu.cores,
-        "link_gb_s": dpu.link_gb_s,
-    }
 
 
 def bounds(

@@ -29,10 +29,11 @@ from prefetchd.drive_model import DriveModel
 from prefetchd.drive_profile import DriveProfile
 from prefetchd.lab.bound_figures import read_spacing_ns, restore_bounds
 from prefetchd.lab.dpu import NO_DPU, Dpu
+from prefetchd.lab.modelled import AT_DEPTH, IN_TURN, described, told_dpu
 from prefetchd.lab.requests import Requests
 from prefetchd.lab.restore_run import TIMEOUT_NS, SimulatedRestore
 from prefetchd.lab.virtual import Record, VirtualEngine
-from prefetchd.model import Geometry, Mask, Verdict
+from prefetchd.model import Geometry, Mask
 
 _LIMITS = CoreLimits(read_timeout_ns=TIMEOUT_NS)
 _NO_TIME_GB_S = 1e5
@@ -88,8 +89,10 @@ def simulate_restore(
         )
     return RestoreResult(
         schema=SIMULATED,
-        device=described(drive, settings.limit_blocks_s, dpu),
-        settings=msgspec.structs.replace(settings, more=_more(dpu, take_blocks)),
+        device=described(drive, dpu, IN_TURN if settings.limit_blocks_s else AT_DEPTH),
+        settings=msgspec.structs.replace(
+            settings, more={"take_blocks": take_blocks, **told_dpu(dpu)}
+        ),
         runs=runs,
         bounds=bounds(requests, settings, drive),
     )
@@ -151,13 +154,8 @@ def run_plan(
 
 def _counted(core: Core, engine: VirtualEngine) -> Counted:
     counters = core.counters
-    verdicts = {verdict.name.lower(): int(counters.verdicts[verdict]) for verdict in Verdict}
     return Counted(
-        prefetch={
-            "issued": counters.prefetch_reads,
-            "pollution": counters.pollution,
-            **verdicts,
-        },
+        prefetch=counters.prefetches(),
         pages_read=counters.demand_reads + counters.prefetch_reads,
         bytes_read=engine.bytes_read,
         bytes_written=engine.bytes_written,
@@ -165,30 +163,6 @@ def _counted(core: Core, engine: VirtualEngine) -> Counted:
         failures={},
         decision_ns=np.empty(0, np.int64),
     )
-
-
-def described(drive: DriveProfile, limit_blocks_s: float, dpu: Dpu) -> metrics.Device:
-    reads = f"reads {drive.read_us:g} us alone, {drive.read_gb_s:.3g} GB/s at depth"
-    if limit_blocks_s:
-        reads = "reads one after another, writes in no time"
-    link = f"at {dpu.link_gb_s:g} GB/s" if dpu.link_gb_s else "in no time"
-    return metrics.Device(
-        name=drive.name,
-        engine=f"drive model under a virtual clock, {reads}",
-        file_system="none",
-        kind="SIMULATED",
-        gpu=metrics.Gpu(name="modelled", engine=link),
-    )
-
-
-def _more(dpu: Dpu, take_blocks: int) -> dict[str, str | int | float | bool]:
-    return {
-        "take_blocks": take_blocks,
-        "dpu": dpu.name,
-        "decision_us": dpu.decision_us,
-        "cores": dpu.cores,
-        "link_gb_s": dpu.link_gb_s,
-    }
 
 
 def bounds(

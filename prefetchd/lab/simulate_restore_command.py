@@ -67,10 +67,11 @@ def restore(
     outputs = Outputs(json, report)
     outputs.check()
     leads = lead_ms or [500.0]
-    options.check_numbers(leads, staging_blocks, requests, limit_blocks_s, consume_blocks_s, 1.0)
+    options.check_numbers(leads, staging_blocks, requests, consume_blocks_s, 1.0)
     profile = load_profile(device_profile)
     processor = read_dpu(dpu) if dpu else NO_DPU
     size = options.whole_blocks(block_bytes)
+    options.check_limit(limit_blocks_s, size)
     load = options.read_trace(trace, None if live_sessions else requests, group_blocks)
     load = _laid_out(load, live_sessions, requests)
     staging = staging_blocks or _live_blocks(load, live_share)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -175,10 +176,9 @@ class _Tally:
         count = len(LAGS)
         novel = LAGS.index(_NOVEL_STEPS)
         old, base = rows["recent"][:, [novel]], rows["recent"][:, [count + novel]]
-        hints = rows.get("hints", np.zeros((len(picks) - 1, 7)))
-        found, named, hinted, again, chances = np.split(hints.sum(0), [2, 4, 5, 6])
         ages = block_classes(self.trace, self.frontiers)
         return AttentionFit(
+            **_hint_measures(rows.get("hints", np.zeros((len(picks) - 1, 7)))),
             version=_VERSION,
             origin=self.trace.name,
             top_k=self.top_k,
@@ -205,18 +205,23 @@ class _Tally:
             window_mass=rows["mass"][:, 1].tolist(),
             row_mass=rows["mass"][:, 2].tolist(),
             mass_by_rank=rows["by_rank"].tolist(),
-            hint_recall=_share(found, hinted),
-            hint_precision=_share(found, named),
-            hint_far_picks=(named / max(len(hints), 1)).tolist(),
-            hint_far_by_layer=[0.0, *hints[:, 2].tolist()],
-            hint_recall_by_layer=[
-                [1.0, 1.0],
-                *_drawn_to(hints[:, :2], hints[:, 4:5], found, hinted, weight=1.0),
-            ],
-            hint_miss_again=_share(again, chances)[0],
             classes=class_sizes(self.trace, self.frontiers).tolist(),
             levels=levels(self.trace, ages, self.top_k),
         )
+
+
+def _hint_measures(hints: Counts) -> dict[str, Any]:
+    """Of rows as `_Tally._hints` makes them, from layer 1 on."""
+    found, named, picked, again, chances = np.split(hints.sum(0), [2, 4, 5, 6])
+    by_layer = _drawn_to(hints[:, :2], hints[:, 4:5], found, picked, weight=1.0)
+    return {
+        "hint_recall": _share(found, picked),
+        "hint_precision": _share(found, named),
+        "hint_far_picks": (named / max(len(hints), 1)).tolist(),
+        "hint_far_by_layer": [0.0, *hints[:, 2].tolist()],
+        "hint_recall_by_layer": [[1.0, 1.0], *by_layer],
+        "hint_miss_again": _share(again, chances)[0],
+    }
 
 
 def _marked(ids: NDArray[np.int64], blocks: int) -> Mask:

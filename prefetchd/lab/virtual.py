@@ -35,7 +35,7 @@ from prefetchd.model import (
 )
 
 Record = Callable[[int, Event, list[Command]], None]
-_LOOK_NS = 50_000_000  # how often deadlines are looked at while something is waited for
+_LOOK_NS = 50_000_000  # as `engine` does: how often it looks while anything is under way
 _NEVER_NS = 1 << 62
 _WRITES = int(IoClass.WRITE_BACK)
 
@@ -101,6 +101,7 @@ class VirtualEngine:
         self._hints: deque[tuple[int, Hint]] = deque()  # given when, in order
         self._cores_free_ns = [0] * cores  # a heap
         self._look_ns = 0
+        self._writing = 0  # writes that have not ended
         self._waiting: list[deque[_Batch]] = [deque() for _ in IoClass]
         self._flying: list[_Flying] = []
         self._submitted = 0
@@ -134,6 +135,7 @@ class VirtualEngine:
     def write(self, lengths: NDArray[np.int64], told: Callable[[], None]) -> None:
         """Write operations of so many bytes; `told` once for each that ends."""
         self.bytes_written += int(lengths.sum())
+        self._writing += len(lengths)
         self._waiting[_WRITES].append(_Batch(_WRITES, lengths, None, lengths, told))
         self._start()
 
@@ -143,7 +145,7 @@ class VirtualEngine:
         """Let time pass, until `at_ns` or until `done()`, which is returned (True without it)."""
         while not (done and done()):
             next_ns, act = self._next()
-            if next_ns > at_ns:
+            if next_ns > at_ns or next_ns >= _NEVER_NS:  # nothing is to come
                 self.now_ns = max(self.now_ns, at_ns)
                 return done is None or done()
             self.now_ns = max(self.now_ns, next_ns)
@@ -161,8 +163,8 @@ class VirtualEngine:
             if at_ns < due_ns:
                 due_ns, act = at_ns, self._decide
         core = self.core
-        if core.reading or core.unanswered:
-            at_ns = max(self._look_ns + _LOOK_NS, core.reads.look_ns)
+        if core.reading or core.unanswered or self._writing:
+            at_ns = self._look_ns + _LOOK_NS
             if at_ns < due_ns:
                 due_ns, act = at_ns, self._look
         return due_ns, act
@@ -229,6 +231,7 @@ class VirtualEngine:
         self.depth.note(len(self._flying), self.now_ns)
         if slots:
             self.handle(Completed(np.array(slots), np.array(generations), np.array(read)))
+        self._writing -= len(written)
         for told in written:
             told()
         self._start()

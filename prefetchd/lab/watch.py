@@ -15,6 +15,8 @@ from prefetchd.model import (
     Event,
     Geometry,
     Ids,
+    IoClass,
+    Mask,
     Outcome,
     Read,
     Ready,
@@ -32,23 +34,27 @@ class Watch:
         self.counts: NDArray[np.int64] = np.zeros(len(EDGES_MS) + 1, np.int64)
         self._page_of: Ids = np.zeros(slots, np.int64)
         self._arrived_ns: Ids = np.zeros(geometry.pages, np.int64)
-        self._asked: dict[int, tuple[int, Ids]] = {}
+        self._fresh = np.zeros(geometry.pages, np.bool_)  # last read ahead, not demanded since
+        self._asked: dict[int, tuple[int, Ids, Mask]] = {}
 
     def __call__(self, now_ns: int, event: Event, commands: list[Command]) -> None:
         if isinstance(event, Demanded):
-            self._asked[event.ticket] = now_ns, event.pages
+            self._asked[event.ticket] = now_ns, event.pages, self._fresh[event.pages]
+            self._fresh[event.pages] = False
         elif isinstance(event, Completed):
             self._arrived_ns[self._page_of[event.slots]] = now_ns
         for command in commands:
             if isinstance(command, Read):  # whatever it is for: its slot is no other page's now
                 self._page_of[command.slots] = command.pages
+                self._fresh[command.pages] = command.io_class == IoClass.PREFETCH
             elif isinstance(command, Ready):
                 self._answered(command)
 
     def _answered(self, ready: Ready) -> None:
-        asked_ns, pages = self._asked.pop(ready.ticket)
+        asked_ns, pages, fresh = self._asked.pop(ready.ticket)
         timely = ready.outcomes == Outcome.TIMELY
-        late = ready.outcomes == Outcome.LATE
+        # Others that were on their way had been asked for by another demand.
+        late = (ready.outcomes == Outcome.LATE) & fresh
         slack_ns = np.concatenate(
             [asked_ns - self._arrived_ns[pages[timely]], -ready.waits_ns[late]]
         )

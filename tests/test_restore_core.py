@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from prefetchd.core import CoreLimits
-from prefetchd.model import Access, ChainHint, DoneHint, Forgotten, Geometry, Hinted, Ids, PageHint
+from prefetchd.model import (
+    NO_IDS,
+    Access,
+    ChainHint,
+    DoneHint,
+    Forgotten,
+    Geometry,
+    Hinted,
+    Ids,
+    PageHint,
+)
 from prefetchd.planner import Planner, PlannerLimits
 from prefetchd.predictor import Guess, Predictor
 from prefetchd.predictors.cross_request import CrossRequest
 from tests.core_bench import Bench, Scripted, Told, ids
 
 ONE_LAYER = Geometry(layers=1, blocks=200)
+FOUR_LAYERS = Geometry(layers=4, blocks=50)
 
 
 def pages(commands: list[Told]) -> list[int]:
@@ -48,6 +60,37 @@ def test_a_guess_cut_by_the_limit_of_candidates_is_followed_by_another() -> None
     before = bench.plans_wanted
     bench.end()
     assert bench.plans_wanted == before + 1
+
+
+class Listed(Predictor):
+    """Names all of a hinted request, from its first page on."""
+
+    blocks = NO_IDS
+
+    def on_chain_hint(self, hint: ChainHint) -> None:
+        self.blocks = hint.blocks
+
+    def predict(self, now_ns: int, limit: int) -> Guess:
+        return Guess(self.geometry.all_pages(self.blocks)[:limit], restores=True)
+
+
+@pytest.mark.parametrize("resident", [0, 1, 5, 20])
+@pytest.mark.parametrize("candidates_max", [3, 4096])
+def test_a_restore_is_read_to_its_end_behind_what_is_here(
+    resident: int, candidates_max: int
+) -> None:
+    few = CoreLimits(candidates=8)
+    bench = Bench(200, geometry=FOUR_LAYERS, limits=few, predictor=Listed)
+    bench.core.planner.limits = PlannerLimits(candidates_max=candidates_max)
+    for block in range(resident):
+        bench.stage(*range(4 * block, 4 * block + 4))
+    bench.settle()
+    bench.handle(Hinted(ChainHint(1, np.arange(22))))
+    while bench.reads:
+        bench.end()
+        bench.settle()
+    assert bench.resident() == list(range(4 * 22))
+    assert bench.core.counters.prefetch_reads == 4 * (22 - resident), "each read once"
 
 
 def test_the_depth_that_keeps_a_device_busy_follows_from_what_was_measured() -> None:

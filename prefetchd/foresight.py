@@ -98,8 +98,8 @@ class Foresight:
     def plan(self, now_ns: int) -> None:
         """Ask the predictor anew. What is left of the old plan has lost its reason.
 
-        Unless the last guess still stands: it named all that returning requests need, nothing else
-        has been demanded since, and none of it has gone out.
+        Unless the last guess still stands: it named all that returning requests need by all that
+        had been demanded, nothing else has been demanded since, and none of it has gone out.
         """
         if not self._predictor.guesses or (self._stands and not self._observer.foretold_gone):
             return
@@ -133,9 +133,13 @@ class Foresight:
         self._plan = self._planner.plan(guess, self._staging.slot_of, now_ns)
         self.fresh = True
         self.restores = guess.restores
-        cut = len(guess.pages) >= limit or len(self._plan.pages) >= self._planner.limits.candidates_max
+        planned_max = self._planner.limits.candidates_max
+        cut = len(guess.pages) >= limit or len(self._plan.pages) >= planned_max
         self.unfinished = guess.restores and cut
-        self._stands = guess.restores and not (self.unfinished or len(guess.keep))
+        left_out = self.unfinished or self._planner.distrusts
+        # What the predictor has not been shown yet may well bring something new.
+        unseen = self._observer.due(at_once=False, early=True)
+        self._stands = guess.restores and not (left_out or unseen or len(guess.keep))
         self._observer.foretell(guess.pages if self._stands else NO_IDS)
 
     def unsettle(self) -> None:

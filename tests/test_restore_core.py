@@ -11,6 +11,7 @@ from prefetchd.model import (
     Access,
     ChainHint,
     DoneHint,
+    Feedback,
     Forgotten,
     Geometry,
     Hinted,
@@ -192,3 +193,28 @@ def test_a_guess_of_all_that_is_needed_stands_until_something_else_is_demanded_o
     bench.end()
     bench.release(2)
     assert set(pages(bench.settle())) & set(gone), "what has gone out is fetched again"
+
+
+def test_a_guess_made_before_all_demands_were_shown_does_not_stand() -> None:
+    bench = Bench(120, geometry=ONE_LAYER, predictor=CrossRequest)
+    for request in range(10, 20):  # teach the chain
+        bench.handle(Hinted(DoneHint(request, blocks=np.arange(40))))
+    bench.demand(1, 0)
+    bench.demand(2, 1)
+    bench.handle(Hinted(ChainHint(2, ids(150, 151))))  # planned at once, the demands not yet shown
+    bench.settle()
+    while bench.reads:
+        bench.end()
+        bench.settle()
+    assert bench.resident() == [*range(40), 150, 151]
+
+
+def test_what_a_distrusted_source_said_of_a_restore_is_asked_for_again() -> None:
+    bench = Bench(64)
+    planner, nothing = bench.core.planner, Feedback(NO_IDS, *[np.empty(0, np.uint8)] * 2)
+    planner.limits = PlannerLimits(precision_floor=2.0)  # whatever it guesses
+    planner.observe_feedback(nothing)
+    assert bench.guess(1, 2, restores=True) == []
+    planner.limits = PlannerLimits()
+    planner.observe_feedback(nothing)
+    assert pages(bench.settle()) == [1, 2]

@@ -14,6 +14,7 @@ from prefetchd.predictors._merging import Weighed, source_codes
 from prefetchd.predictors._restraint import Holding
 
 ENDED_DECAY = 0.998  # per prefetch that ended: the last 500 count
+PRECISION_MIN = 1e-6  # however long it has been wrong: gains that only decay come to nothing
 
 
 @dataclass(slots=True)
@@ -28,7 +29,7 @@ class Source:
 
     @property
     def precision(self) -> float:
-        return self.gains / self.ended
+        return max(self.gains / self.ended, PRECISION_MIN)
 
     def count(self, ended: int, gains: int) -> None:
         decay = ENDED_DECAY**ended

@@ -23,7 +23,7 @@ from prefetchd.predictor import Guess
 _SOURCES_MAX = 256
 _FIT_DECAY = 0.98
 _LEAD_DECAY = 0.9
-_FEEDBACK_DECAY = 0.99
+_FEEDBACK_DECAY = 0.998  # per page: the last 500 count; of 100 the floor could not be reached
 _ACTED_ON_NS = 500_000
 """About how long a completion lies there before the next read is begun: reads that take less than
 this need one more in flight, or the device would idle meanwhile."""

@@ -41,6 +41,14 @@ class Pace:
         if self._left <= 0:
             self._turn()
 
+    def interrupted(self, now_ns: int) -> None:
+        """What has ended was no pass: its time tells nothing, and is no reason for silence."""
+        self._since_ns = now_ns
+        if not self.guessing:
+            self._trying = False
+            self._switch(True, STAY_PASSES_MIN)
+        self._uncounted = max(self._uncounted, 1)
+
     def _count(self, taken_ns: int) -> None:
         usual = self._usual_ns[self.guessing]
         if usual == 0:

@@ -29,6 +29,8 @@ once in eight where staging is roomy, as most of what they say is there already.
 START_RIGHT = 4.0
 MEMORY = 0.998
 """Per verdict: the last 500 count."""
+TRUST_MIN = 0.01
+"""However long it has been wrong: far too little to guess by, and still a number."""
 TRIAL_DEMANDS = 32
 """When distrusted it may make one guess in so many demands."""
 
@@ -122,12 +124,11 @@ class Attention(Predictor):
         if self._hinted is None:
             return Guess()
         _, pages, chance = self._hinted
-        trust = min(1.0, self._right / self._ended / PRECISION_ENOUGH)
-        likely = int(np.count_nonzero(chance >= np.float32(FLOOR / trust)))
+        trust = min(1.0, max(self._right / self._ended / PRECISION_ENOUGH, TRUST_MIN))
+        if trust < 1.0:
+            chance = chance * np.float32(trust)
+        likely = int(np.count_nonzero(chance >= np.float32(FLOOR)))
         if likely == 0 and self._demands % TRIAL_DEMANDS == 0:
             likely = 1
         likely = min(likely, limit)
-        confidence = chance[:likely]
-        if trust < 1.0:
-            confidence = confidence * np.float32(trust)
-        return Guess(pages[:likely], confidence)
+        return Guess(pages[:likely], chance[:likely])

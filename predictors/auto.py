@@ -11,15 +11,15 @@ itself. Three measurements hold it back:
 * where the eviction policy keeps a history, sources that guess by past use alone wait for hints.
 
 Guessing costs time too, wherever the engine runs, and only time can tell whether it pays. So now
-and then it falls silent for a few passes over the layers and compares how long they take. Measures
-are taken on every fourth layer where there are many, and a source that has proved useless is not
-even shown most demands.
+and then it falls silent for a few passes over the layers and compares how long they take; what is
+no pass over the layers, as in a restore, is not compared. Measures are taken on every fourth layer
+where there are many, and a source that has proved useless is not even shown most demands, unless it
+follows chains.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -37,14 +37,14 @@ from prefetchd.model import (
     Verdict,
 )
 from prefetchd.predictor import Guess, Predictor
-from prefetchd.predictors._merging import SOURCES_MAX, Weighed, each_once, merged, source_codes
+from prefetchd.predictors._merging import SOURCES_MAX, each_once, merged, source_codes
 from prefetchd.predictors._pace import Pace
 from prefetchd.predictors._restores import Restores
 from prefetchd.predictors._restraint import Gains, GhostLru, Guard, Holding, Sample
+from prefetchd.predictors._source import Source
 from prefetchd.registry import predictor_class
 
 SOURCES = ("attention", "sliding_window", "cross_request")
-ENDED_DECAY = 0.998  # per prefetch that ended: the last 500 count
 PROVEN_ENDED = 32
 UNPROVEN_SHARE = 0.25  # of the limit, until a source is proven
 PRECISION_FLOOR = 0.03  # good hints at a roomy staging have 0.15: most of theirs is there already
@@ -54,27 +54,6 @@ PASS_ACCESSES_MIN = 16  # with few layers a pass alone is too short to judge by
 PROBE_ACCESSES = 32  # a useless source may guess one page in this many accesses
 SHOWN_PASSES = 8  # a useless source sees one pass in so many
 HINT_ACCESSES = 8  # page hints keep coming while there was one in so many accesses
-
-
-@dataclass(slots=True)
-class _Source:
-    """One predictor, what became of its guesses (decayed), and how it uses its holding."""
-
-    predictor: Predictor
-    holding: Holding
-    gains: float = 2.0
-    ended: float = 4.0
-    recent_gains: float = 0.0  # decayed by time and not by what ended, to compare volumes
-
-    @property
-    def precision(self) -> float:
-        return self.gains / self.ended
-
-    def count(self, ended: int, gains: int) -> None:
-        decay = ENDED_DECAY**ended
-        self.gains = self.gains * decay + gains
-        self.ended = self.ended * decay + ended
-        self.recent_gains += gains
 
 
 class Auto(Predictor):
@@ -95,7 +74,7 @@ class Auto(Predictor):
         self._guard = Guard(ghost)
         self._gains = Gains(sample.pages)
         self._sources = [
-            _Source(predictor_class(source)(geometry, slots), Holding(sample.pages, ghost))
+            Source(predictor_class(source)(geometry, slots), Holding(sample.pages, ghost))
             for source in sources
         ]
         self._accesses = 0
@@ -131,30 +110,41 @@ class Auto(Predictor):
         while accesses:
             part = accesses[: self._pass_accesses - self._accesses % self._pass_accesses]
             accesses = accesses[len(part) :]
-            if self._pace.guessing:
-                self._show(part)
-            else:
-                self._accesses += len(part)
+            self._show(part)
             if self._accesses % self._pass_accesses == 0:
                 if self._pace.guessing:
                     self._judge()
-                self._pace.passed(part[-1].now_ns)
+                if self._in_one_layer(part[-1].pages):
+                    self._pace.passed(part[-1].now_ns)
+                else:  # a restore is as quick as requests come
+                    self._pace.interrupted(part[-1].now_ns)
+
+    def _in_one_layer(self, pages: Ids) -> bool:
+        """Whether a demand is part of a pass over several layers; those of whole blocks are not."""
+        layers = self.geometry.layers
+        return layers > 1 and not (len(pages) and int(pages[0] - pages[-1]) % layers)
 
     def _show(self, accesses: Sequence[Access]) -> None:
         told: list[list[Access]] = [[] for _ in self._sources]
-        useless = self._useless()
+        guessing, deaf = self._pace.guessing, self._deaf()
         for access in accesses:
             self._accesses += 1
-            if self._sample.shows(access):
+            if guessing and self._sample.shows(access):
                 self._measure(access)
-                useless = self._useless()
-            shown = self._accesses // self._pass_accesses % SHOWN_PASSES == 0
-            for mine, silent in zip(told, useless, strict=True):
-                if shown or not silent:
+                deaf = self._deaf()
+            shown = guessing and self._accesses // self._pass_accesses % SHOWN_PASSES == 0
+            for mine, passed_by in zip(told, deaf, strict=True):
+                if shown or not passed_by:
                     mine.append(access)
         for source, mine in zip(self._sources, told, strict=True):
             if mine:
                 source.predictor.on_accesses(mine)
+
+    def _deaf(self) -> list[bool]:
+        """Which sources are passed by; not those that follow chains: a gap would be an edge."""
+        silent = not self._pace.guessing
+        useless = enumerate(self._useless())
+        return [(silent or no_use) and n not in self._chain_readers for n, no_use in useless]
 
     def _measure(self, access: Access) -> None:
         access = self._sample.of(access)
@@ -224,7 +214,7 @@ class Auto(Predictor):
         rooms = self._rooms(limit)
         sources = [(number, self._sources[number], rooms[number]) for number in heard]
         guesses = [
-            _weighed(number, source, source.predictor.predict(now_ns, room), room)
+            source.weighed(number, source.predictor.predict(now_ns, room), room)
             for number, source, room in sources
             if room or source.holding.earned_parts
         ]
@@ -278,23 +268,10 @@ class Auto(Predictor):
             rooms.append(min(max(limit, 0), max(int(limit * share), least)))
         return rooms
 
-    def _main(self) -> _Source:
+    def _main(self) -> Source:
         return max(self._sources, key=lambda source: source.recent_gains)
 
     def _useless(self) -> list[bool]:
         """Which sources have proved too imprecise beside the main one."""
         floor = max(PRECISION_FLOOR, RELATIVE_FLOOR * self._main().precision)
         return [s.ended >= PROVEN_ENDED and s.precision < floor for s in self._sources]
-
-
-def _weighed(number: int, source: _Source, guess: Guess, room: int) -> Weighed:
-    """At most `room` pages of a source's guess, their scores, and codes that tell it apart."""
-    pages = guess.pages[:room]
-    sure = np.float32(0.5) if guess.confidence is None else guess.confidence[:room]
-    return Weighed(
-        pages,
-        np.full(len(pages), source.precision, np.float32) * sure,
-        source_codes(number, guess.sources, len(pages)),
-        guess.deadline_ns,
-        source.holding.earned(guess.keep),
-    )

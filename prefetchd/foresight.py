@@ -98,28 +98,48 @@ class Foresight:
     def plan(self, now_ns: int) -> None:
         """Ask the predictor anew. What is left of the old plan has lost its reason.
 
-        Unless the last guess still stands: it named all that returning requests need, nothing else
-        has been demanded since, and none of it has gone out.
+        Unless the last guess still stands: it named all that returning requests need by all that
+        had been demanded, nothing else has been demanded since, and none of it has gone out.
         """
         if not self._predictor.guesses or (self._stands and not self._observer.foretold_gone):
             return
-        guess = self._predictor.predict(now_ns, self._candidates)
+        limit = self._candidates
+        guess = self._predictor.predict(now_ns, limit)
         try:
-            self._use(guess, now_ns)
+            if len(guess.keep) or self._staging.keeping:
+                self._staging.keep(guess.keep)
+            guess = self._real(guess)
+            self._observer.guessed(guess)
+            self._use(guess, limit, now_ns)
+            while self._all_here and 0 < limit < self._staging.slots:
+                limit = min(2 * limit, self._staging.slots)
+                guess = self._real(self._predictor.predict(now_ns, limit))
+                self._use(guess, limit, now_ns)
         except (AttributeError, IndexError, TypeError, ValueError) as error:
             self._predictor.unusable(error)
 
-    def _use(self, guess: Guess, now_ns: int) -> None:
-        if len(guess.keep) or self._staging.keeping:
-            self._staging.keep(guess.keep)
-        if len(guess.pages):
-            guess = in_range(guess, len(self._staging.slot_of))
-        self._observer.guessed(guess)
-        self.restores = guess.restores
-        self.unfinished = guess.restores and len(guess.pages) >= self._candidates
+    def _real(self, guess: Guess) -> Guess:
+        return in_range(guess, len(self._staging.slot_of)) if len(guess.pages) else guess
+
+    @property
+    def _all_here(self) -> bool:
+        """Whether a restore was cut short before its first page that is to be read.
+
+        Then more is asked for, up to what fills the staging. The eviction policy is not told anew.
+        """
+        return self.unfinished and len(self._plan.pages) == 0 and not self._planner.distrusts
+
+    def _use(self, guess: Guess, limit: int, now_ns: int) -> None:
         self._plan = self._planner.plan(guess, self._staging.slot_of, now_ns)
         self.fresh = True
-        self._stands = guess.restores and not (self.unfinished or len(guess.keep))
+        self.restores = guess.restores
+        planned_max = self._planner.limits.candidates_max
+        cut = len(guess.pages) >= limit or len(self._plan.pages) >= planned_max
+        self.unfinished = guess.restores and cut
+        left_out = self.unfinished or self._planner.distrusts
+        # What the predictor has not been shown yet may well bring something new.
+        unseen = self._observer.due(at_once=False, early=True)
+        self._stands = guess.restores and not (left_out or unseen or len(guess.keep))
         self._observer.foretell(guess.pages if self._stands else NO_IDS)
 
     def unsettle(self) -> None:

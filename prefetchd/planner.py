@@ -23,7 +23,7 @@ from prefetchd.predictor import Guess
 _SOURCES_MAX = 256
 _FIT_DECAY = 0.98
 _LEAD_DECAY = 0.9
-_FEEDBACK_DECAY = 0.99
+_FEEDBACK_DECAY = 0.998  # per page: the last 500 count; of 100 the floor could not be reached
 _ACTED_ON_NS = 500_000
 """About how long a completion lies there before the next read is begun: reads that take less than
 this need one more in flight, or the device would idle meanwhile."""
@@ -32,7 +32,8 @@ this need one more in flight, or the device would idle meanwhile."""
 @dataclass(frozen=True, slots=True)
 class PlannerLimits:
     """`burst_pages`: most pages prefetched by one plan. `precision_floor`: a source measured
-    below it is cut to a trickle. `candidates_max`: guesses looked at per plan."""
+    below it is cut to a trickle. `candidates_max`: guesses looked at per plan; of a restore, those
+    planned."""
 
     burst_pages: int = 8
     precision_floor: float = 0.02
@@ -111,6 +112,11 @@ class Planner:
         """(base latency, service time per page), both 0 until something was read."""
         return self._base_ns, self._service_ns
 
+    @property
+    def distrusts(self) -> bool:
+        """Whether any source has proved useless, so that plans leave some of a guess out."""
+        return self._distrusted
+
     def precision(self) -> NDArray[np.float64]:
         """Per source: the share of its ended prefetches that were demanded, optimistic at first."""
         return self._precision
@@ -162,10 +168,12 @@ class Planner:
         `slot_of` maps page to slot, -1 where absent. All ids are in range.
         """
         self.advance(now_ns)
-        pages = guess.pages[: self.limits.candidates_max]
         # What is needed in any case is paced by the depth alone: late is better than not at all.
+        # It is looked at behind what is here already, however much that is.
+        most = self.limits.candidates_max
+        pages = guess.pages if guess.restores else guess.pages[:most]
         left_ns = None if guess.deadline_ns is None else guess.deadline_ns - now_ns
-        budget = len(pages) if guess.restores else self.budget(left_ns)
+        budget = min(len(pages), most) if guess.restores else self.budget(left_ns)
         if len(pages) == 0 or budget <= 0:
             return NO_PLAN
         places = np.flatnonzero(slot_of[pages] < 0)

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from prefetchd.model import Access, Codes, Feedback, Geometry, Ids, Outcome, Verdict
+from prefetchd.model import Access, Codes, Feedback, Geometry, Ids, Outcome, PageHint, Verdict
+from prefetchd.predictors.attention import Attention
 from prefetchd.predictors.auto import PROBE_ACCESSES, Auto
 from prefetchd.registry import RegistryError
 
@@ -170,3 +171,23 @@ def test_a_source_that_does_not_exist_is_named() -> None:
         Auto(GEOMETRY, SLOTS, sources=["attentoin"])
     with pytest.raises(ValueError, match="1 to 16"):
         Auto(GEOMETRY, SLOTS, sources=[])
+
+
+def test_however_long_all_guesses_are_useless_there_is_a_rare_probe_and_a_way_back() -> None:
+    auto, attention = Auto(GEOMETRY, SLOTS), Attention(GEOMETRY, SLOTS)
+    many = np.arange(1000)
+    hint = PageHint(np.array([5, 25]), np.ones(2, np.float32))
+    for predictor, sources in (auto, range(3)), (attention, range(1)):
+        for source in [*sources] * 500:  # by then the shares have come to nothing
+            codes = np.full(len(many), source, np.uint8)
+            wasted = np.full(len(many), Verdict.WASTED, np.uint8)
+            predictor.on_feedback(Feedback(many, codes, wasted))
+        predictor.on_page_hint(hint)
+        assert len(predictor.predict(0, 40).pages) <= 2
+    attention.on_feedback(Feedback(many[:100], *np.zeros((2, 100), np.uint8)))
+    fresh = Attention(GEOMETRY, SLOTS)
+    fresh.on_page_hint(hint)
+    again, at_first = attention.predict(0, 40).confidence, fresh.predict(0, 40).confidence
+    assert again is not None
+    assert at_first is not None
+    assert again.tolist() == at_first.tolist()

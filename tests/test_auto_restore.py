@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
-from prefetchd.model import NO_IDS, ChainHint, DoneHint, Geometry, Ids, PageHint
+from prefetchd.model import NO_IDS, Access, ChainHint, DoneHint, Geometry, Ids, PageHint
+from prefetchd.predictor import Predictor
 from prefetchd.predictors.auto import Auto
 
 GEOMETRY = Geometry(layers=2, blocks=200)
@@ -51,3 +53,42 @@ def test_a_done_hint_for_nobody_and_an_empty_chain_change_nothing() -> None:
     auto.on_done_hint(DoneHint(9))
     auto.on_chain_hint(ChainHint(1, NO_IDS, None))
     assert not auto._restores.any
+
+
+@pytest.mark.parametrize("layers", [1, 4])
+def test_a_restore_is_never_a_reason_for_silence_and_a_decode_may_be(layers: int) -> None:
+    def silent(*, whole_blocks: bool) -> int:
+        auto, now_ns, count = Auto(Geometry(layers, 400), 300), 0, 0
+        for number in range(2000):
+            now_ns += 1_000_000 + 9_000_000 * auto._pace.guessing  # guessing never pays
+            block = number // (1 if whole_blocks else layers) % 400
+            pages = np.arange(block * layers, (block + 1) * layers)
+            pages = pages if whole_blocks else pages[number % layers :][:1]
+            auto.on_access(Access(pages, np.zeros(len(pages), np.uint8), 1, None, now_ns))
+            count += not auto._pace.guessing
+        return count
+
+    assert silent(whole_blocks=True) == 0
+    assert (silent(whole_blocks=False) > 0) == (layers > 1)
+
+
+@pytest.mark.parametrize("why", ["silence", "uselessness"])
+def test_a_source_that_follows_chains_is_shown_every_demand(why: str) -> None:
+    auto, shown = Auto(GEOMETRY, SLOTS), [0, 0]
+    for count, source in enumerate((auto._sources[0], auto._sources[2])):
+        source.gains, source.ended = (0.0, 1e6) if why == "uselessness" else (2.0, 4.0)
+        source.predictor = Counting(GEOMETRY, SLOTS, shown, count)
+    auto._pace.guessing = why != "silence"
+    for block in range(64):
+        auto.on_access(Access(np.array([2 * block]), np.zeros(1, np.uint8), 1))
+    assert shown[0] < 64
+    assert shown[1] == 64
+
+
+class Counting(Predictor):
+    def __init__(self, geometry: Geometry, slots: int, shown: list[int], place: int) -> None:
+        super().__init__(geometry, slots)
+        self.shown, self.place = shown, place
+
+    def on_access(self, access: Access) -> None:
+        self.shown[self.place] += 1

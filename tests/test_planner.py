@@ -139,8 +139,10 @@ def test_the_allowance_comes_back_with_the_clock_but_is_not_hoarded() -> None:
 
 
 def tell(planner: Planner, source: int, verdict: Verdict, count: int) -> None:
-    codes = np.full(count, source, np.uint8)
-    planner.observe_feedback(Feedback(np.arange(count), codes, np.full(count, verdict, np.uint8)))
+    for start in range(0, count, 16):  # as many are told at a time
+        pages = np.arange(start, min(count, start + 16))
+        codes, verdicts = np.full((2, len(pages)), [[source], [verdict]], np.uint8)
+        planner.observe_feedback(Feedback(pages, codes, verdicts))
 
 
 def two_sources(planner: Planner, now_ns: int) -> tuple[Ids, Ids]:
@@ -153,7 +155,7 @@ def two_sources(planner: Planner, now_ns: int) -> tuple[Ids, Ids]:
 def test_a_useless_source_is_cut_to_a_probe_now_and_then() -> None:
     planner = Planner(PlannerLimits())
     tell(planner, 1, Verdict.USEFUL, 50)
-    tell(planner, 2, Verdict.WASTED, 200)
+    tell(planner, 2, Verdict.WASTED, 640)
     assert planner.precision()[2] < planner.limits.precision_floor < planner.precision()[1]
     rounds = [two_sources(planner, now_ns) for now_ns in range(64)]
     assert all(good.tolist() == [0, 2, 4] for good, _ in rounds)
@@ -163,7 +165,7 @@ def test_a_useless_source_is_cut_to_a_probe_now_and_then() -> None:
 
 def test_a_source_that_proves_itself_is_heard_again() -> None:
     planner = Planner(PlannerLimits())
-    tell(planner, 2, Verdict.WASTED, 200)
+    tell(planner, 2, Verdict.WASTED, 640)
     for _ in range(60):
         tell(planner, 2, Verdict.LATE, 2)
     assert two_sources(planner, 0)[1].tolist() == [1, 3, 5], "late is wanted, too"

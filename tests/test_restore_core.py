@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from prefetchd.core import CoreLimits
-from prefetchd.model import Access, ChainHint, DoneHint, Forgotten, Geometry, Hinted, Ids, PageHint
+from prefetchd.model import (
+    NO_IDS,
+    Access,
+    ChainHint,
+    DoneHint,
+    Feedback,
+    Forgotten,
+    Geometry,
+    Hinted,
+    Ids,
+    PageHint,
+)
 from prefetchd.planner import Planner, PlannerLimits
 from prefetchd.predictor import Guess, Predictor
 from prefetchd.predictors.cross_request import CrossRequest
 from tests.core_bench import Bench, Scripted, Told, ids
 
 ONE_LAYER = Geometry(layers=1, blocks=200)
+FOUR_LAYERS = Geometry(layers=4, blocks=50)
 
 
 def pages(commands: list[Told]) -> list[int]:
@@ -48,6 +61,37 @@ def test_a_guess_cut_by_the_limit_of_candidates_is_followed_by_another() -> None
     before = bench.plans_wanted
     bench.end()
     assert bench.plans_wanted == before + 1
+
+
+class Listed(Predictor):
+    """Names all of a hinted request, from its first page on."""
+
+    blocks = NO_IDS
+
+    def on_chain_hint(self, hint: ChainHint) -> None:
+        self.blocks = hint.blocks
+
+    def predict(self, now_ns: int, limit: int) -> Guess:
+        return Guess(self.geometry.all_pages(self.blocks)[:limit], restores=True)
+
+
+@pytest.mark.parametrize("resident", [0, 1, 5, 20])
+@pytest.mark.parametrize("candidates_max", [3, 4096])
+def test_a_restore_is_read_to_its_end_behind_what_is_here(
+    resident: int, candidates_max: int
+) -> None:
+    few = CoreLimits(candidates=8)
+    bench = Bench(200, geometry=FOUR_LAYERS, limits=few, predictor=Listed)
+    bench.core.planner.limits = PlannerLimits(candidates_max=candidates_max)
+    for block in range(resident):
+        bench.stage(*range(4 * block, 4 * block + 4))
+    bench.settle()
+    bench.handle(Hinted(ChainHint(1, np.arange(22))))
+    while bench.reads:
+        bench.end()
+        bench.settle()
+    assert bench.resident() == list(range(4 * 22))
+    assert bench.core.counters.prefetch_reads == 4 * (22 - resident), "each read once"
 
 
 def test_the_depth_that_keeps_a_device_busy_follows_from_what_was_measured() -> None:
@@ -160,3 +204,28 @@ def test_a_guess_of_all_that_is_needed_stands_until_something_else_is_demanded_o
     bench.end()
     bench.release(2)
     assert set(pages(bench.settle())) & set(gone), "what has gone out is fetched again"
+
+
+def test_a_guess_made_before_all_demands_were_shown_does_not_stand() -> None:
+    bench = Bench(120, geometry=ONE_LAYER, predictor=CrossRequest)
+    for request in range(10, 20):  # teach the chain
+        bench.handle(Hinted(DoneHint(request, blocks=np.arange(40))))
+    bench.demand(1, 0)
+    bench.demand(2, 1)
+    bench.handle(Hinted(ChainHint(2, ids(150, 151))))  # planned at once, the demands not yet shown
+    bench.settle()
+    while bench.reads:
+        bench.end()
+        bench.settle()
+    assert bench.resident() == [*range(40), 150, 151]
+
+
+def test_what_a_distrusted_source_said_of_a_restore_is_asked_for_again() -> None:
+    bench = Bench(64)
+    planner, nothing = bench.core.planner, Feedback(NO_IDS, *[np.empty(0, np.uint8)] * 2)
+    planner.limits = PlannerLimits(precision_floor=2.0)  # whatever it guesses
+    planner.observe_feedback(nothing)
+    assert bench.guess(1, 2, restores=True) == []
+    planner.limits = PlannerLimits()
+    planner.observe_feedback(nothing)
+    assert pages(bench.settle()) == [1, 2]

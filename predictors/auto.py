@@ -20,6 +20,7 @@ follows chains.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -203,8 +204,9 @@ class Auto(Predictor):
     def predict(self, now_ns: int, limit: int) -> Guess:
         for reader in self._chain_readers if self._restoring() else ():
             guess = self._one(reader, now_ns, limit)
-            if guess.restores and len(guess.pages):
-                return guess  # needed for certain: there is nothing to weigh
+            named = self._restores.named(guess.pages)
+            if guess.restores and named.any():
+                return self._with_needed(reader, guess, named, limit)
         if not (self._pace.guessing and self._guard.open):
             return Guess()
         if self._hint_reader is not None and self._led_by_hints():
@@ -225,6 +227,19 @@ class Auto(Predictor):
         guess = self._sources[number].predictor.predict(now_ns, limit)
         codes, held = source_codes(number, guess.sources, len(guess.pages)), self._held(now_ns)
         return Guess(guess.pages, guess.confidence, guess.deadline_ns, codes, held, guess.restores)
+
+    def _with_needed(self, reader: int, guess: Guess, named: Mask, limit: int) -> Guess:
+        """What hints named is needed for certain: there is nothing to weigh. What the source
+        guesses beside it has the room that it has earned."""
+        silent = not (self._pace.guessing and self._guard.open)
+        room = 0 if silent else self._rooms(limit)[reader]
+        passed = named | (np.cumsum(~named) <= room)
+        sure = guess.confidence
+        if sure is not None:
+            precision = np.float32(self._sources[reader].precision)
+            sure = (sure * np.where(named, np.float32(1), precision))[passed]
+        sources = None if guess.sources is None else guess.sources[passed]
+        return replace(guess, pages=guess.pages[passed], confidence=sure, sources=sources)
 
     def _restoring(self) -> bool:
         """Whether a request comes back, and no page hints say that a decode is what goes on."""

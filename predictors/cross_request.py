@@ -8,6 +8,10 @@ only if the block before matches as well, because the first block of a prompt is
 and says nothing. How sure a path is, is the product of the chances of its edges, and a path ends
 where that product falls under a floor: the stop rule of the signature path prefetcher (Kim et al.,
 "Path Confidence based Lookahead Prefetching", MICRO 2016).
+
+All of it is said as a restore, what chains foretell as well, though that is uncertain: held to
+bursts, chains staged 73 % of the blocks of a recorded conversation in time and not 86 %, and spared
+a seventh of the wasted reads. `auto` weighs what no hint has named.
 """
 
 from __future__ import annotations

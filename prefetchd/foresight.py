@@ -119,6 +119,10 @@ class Foresight:
             self._predictor.unusable(error)
 
     def _real(self, guess: Guess) -> Guess:
+        sure = guess.confidence
+        # Written so that one that is no number fails as well.
+        if sure is not None and len(sure) and not (sure.min() >= 0 and sure.max() <= 1):
+            raise ValueError(f"confidences are between 0 and 1, not {sure.min()} to {sure.max()}")
         return in_range(guess, len(self._staging.slot_of)) if len(guess.pages) else guess
 
     @property

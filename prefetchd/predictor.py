@@ -53,8 +53,10 @@ class Guess:
     `sources` (uint8): which of several sub-predictors guessed each page, for feedback.
     `keep`: pages to hold in staging while they are there, each once, at most as many as slots
     (and bounded further by the planner).
-    `restores`: requests that come back will need all of these in any case. They are read as fast
-    as the device goes and also while another demand waits, as far as it leaves the device idle.
+    `restores`: requests that come back will need all of these in any case, or, as what chains of
+    earlier requests foretell, so likely that a burst's budget would cost more than it spares. They
+    are read as fast as the device goes, without budgets for bursts and leads, and also while
+    another demand waits, as far as it leaves the device idle.
 
     The arrays are the receiver's: never write to them afterwards.
     """

@@ -41,6 +41,26 @@ def test_a_request_that_would_fill_the_staging_is_weighed_like_any_other_guess()
     assert auto.predict(0, 100).restores
 
 
+def test_a_hint_for_one_request_does_not_vouch_for_the_chains_of_another() -> None:
+    auto = Auto(GEOMETRY, SLOTS)
+    for request in range(10, 20):  # teach a chain
+        auto.on_done_hint(DoneHint(request, blocks=np.arange(100, 140)))
+    for block in (100, 101):
+        pages = np.array([2 * block, 2 * block + 1])
+        auto.on_access(Access(pages, np.zeros(2, np.uint8), 5))
+    auto.on_chain_hint(coming(3, 5))  # never said to be done
+    guess = auto.predict(0, 40)
+    assert guess.restores
+    assert guess.pages.tolist()[:4] == [6, 7, 10, 11]
+    assert len(guess.pages) == 4 + 40 // 4, "untried, chains have a quarter of the limit"
+    assert guess.confidence is not None
+    assert guess.confidence[:4].tolist() == [1] * 4
+    assert guess.confidence[4:].max() <= 0.5
+    auto._sources[2].gains, auto._sources[2].ended = 0.0, 1e6
+    auto.on_access(Access(np.array([204]), np.zeros(1, np.uint8), 5))
+    assert auto.predict(0, 40).pages.tolist() == [6, 7, 10, 11], "they have proved useless"
+
+
 def test_page_hints_say_that_a_decode_goes_on() -> None:
     auto = Auto(GEOMETRY, SLOTS)
     auto.on_chain_hint(coming(3, 5))

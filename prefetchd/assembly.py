@@ -24,6 +24,7 @@ from prefetchd.driver import SLOTS_MAX, Driver
 from prefetchd.eviction import EVICTIONS
 from prefetchd.format import Superblock
 from prefetchd.gpu import GpuDevice
+from prefetchd.guarded import PredictorError, place_of
 from prefetchd.journal import Journal
 from prefetchd.model import Geometry, Ids, Mask
 from prefetchd.paths import Paths
@@ -273,7 +274,11 @@ def build_core(
     factory = options.predictor
     if isinstance(factory, str):
         factory = registry.predictor_class(factory)
-    predictor = factory(geometry, slots)
+    try:
+        predictor = factory(geometry, slots)
+    except SystemExit as error:  # would end the whole program without a word
+        place = place_of(factory.__init__, error)
+        raise PredictorError(f"a predictor, __init__: {place}: SystemExit: {error}") from error
     name = predictor.name or type(predictor).__name__.lower()
     return Core(staging, predictor, Planner(options.planner, known), options.core), name
 

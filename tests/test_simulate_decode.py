@@ -205,7 +205,11 @@ def test_table_and_report_show_the_bound(
     assert [line for line in out.splitlines() if line.startswith("belady ")]
     assert "on none" not in out
     write_report(result, tmp_path / "report.html")
-    assert '<th scope="row">belady</th>' in (tmp_path / "report.html").read_text()
+    body = (tmp_path / "report.html").read_text().split("<script")[0]
+    assert '<th scope="row">belady</th>' in body
+    assert "prefetchd simulate &middot;" in body
+    for untrue in ("in real time", "from none", "prefetchd replay", "GPU device modelled"):
+        assert untrue not in body
 
 
 def test_staging_is_the_dpus_unless_it_is_given(

@@ -89,9 +89,10 @@ class Distribution(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prefetch(msgspec.Struct, frozen=True, kw_only=True):
-    """Prefetched pages by what became of them; the rest of `issued` was undecided at the end.
+    """Prefetched pages by what became of them in the measured steps; the rest of `issued` was
+    undecided at the end.
 
-    Counted from the first step, warm-up included: what was fetched in it may be used after it.
+    `issued` holds those that the warm-up fetched and left undecided, for they may be used after it.
     `reads_per_needed` is pages read from the device, demand and prefetch, per page demanded.
     """
 

@@ -183,8 +183,11 @@ def test_controls_frame_the_gap_and_shares_add_up(found: Score) -> None:
         rates = (row.hit_rate, row.late_rate, row.miss_rate)
         assert sum(rate or 0 for rate in rates) == pytest.approx(1)
         assert sum(row.timeliness) >= row.prefetch.useful
+        told = row.prefetch.useful + row.prefetch.late + row.prefetch.wasted
+        assert told <= row.prefetch.issued
         if row.cell.name == "resident":
             assert (row.hit_rate, row.prefetch.issued, row.device_bytes) == (1.0, 0, 0)
+    assert row_of(found, "d", "none+cycle").prefetch.issued == 0, "what eviction alone does"
     for trace in ("d", "r"):
         none, oracle = (row_of(found, trace, name) for name in ("none", "oracle"))
         assert (none.gap_closed, oracle.gap_closed) == (0.0, 1.0)

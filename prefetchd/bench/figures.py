@@ -107,12 +107,16 @@ def _grown(log: Log, name: str) -> int:
 def _prefetch(
     outcomes: metrics.Outcomes, rounds: Sequence[Log], page_bytes: int
 ) -> metrics.Prefetch:
-    """Verdicts of whole runs, warm-up included, since a prefetch may end long after its issue;
-    reads only of the measured steps."""
+    """Of the measured steps. A prefetch may end long after its issue, so what the warm-up left
+    undecided counts as issued too: no verdict is given on what was not."""
     total: Counter[str] = Counter()
     for log in rounds:
-        if log.after:
+        if log.before and log.after:
             total.update(log.after.prefetch)
+            before = Counter(log.before.prefetch)
+            told = before["useful"] + before["late"] + before["wasted"]
+            before["issued"] = told
+            total.subtract(before)
     return metrics.prefetch_figures(
         outcomes,
         issued=total["issued"],

@@ -247,7 +247,8 @@ def test_what_makes_no_sense_is_told_with_exit_code_2(
     [
         ("cores = 0", "cores is 0"),
         ("decision_us = -1", "decision_us is -1"),
-        ("speed = 1", "speed"),
+        ("cores = 2\nspeed = 1", "line 2: there is no key speed.*decision_us, cores"),
+        ("link_gb_s = []", "line 1: link_gb_s: expected a number, got a list"),
         ("= x", "cannot be used"),
     ],
 )

@@ -222,6 +222,6 @@ def decode(data: bytes) -> Result:
         return msgspec.json.decode(data, type=Result)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ResultError(
-            f"this is not a decode replay's result ({SCHEMA}): {error}. "
-            "Write one with `prefetchd replay decode TRACE --json FILE`."
+            f"this is not a decode's result ({SCHEMA}, or simulate's): {error}. "
+            "Write one with `prefetchd replay decode` or `simulate decode`, TRACE --json FILE."
         ) from error

@@ -141,5 +141,5 @@ def test_a_figure_that_must_be_there_is_not_lost_silently() -> None:
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"\xff", b"{}", b'{"schema": "other/2"}'])
 def test_foreign_json_is_refused(data: bytes) -> None:
-    with pytest.raises(ResultError, match="not a decode replay's result"):
+    with pytest.raises(ResultError, match="not a decode's result"):
         metrics.decode(data)

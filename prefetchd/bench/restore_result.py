@@ -123,7 +123,7 @@ def decode(data: bytes) -> RestoreResult:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise metrics.ResultError(
             f"this is not a restore's result ({SCHEMA} or {SIMULATED}): {error}. "
-            "Write one with `prefetchd replay restore TRACE --json FILE`."
+            "Write one with `prefetchd replay restore` or `simulate restore`, TRACE --json FILE."
         ) from error
 
 

@@ -17,6 +17,8 @@ from prefetchd.hostinfo import errno_name
 from prefetchd.toml_errors import what_is_wrong
 
 DEFAULT = "8-pages-per-300us"
+SEED = 1
+"""Unless another is asked for."""
 _SUFFIX = ".toml"
 
 
@@ -63,6 +65,17 @@ class DriveProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         for (share, us), (next_share, next_us) in pairwise(points):
             if not (share < next_share <= 1 and us <= next_us):
                 raise ValueError(f"read_tail must rise from (0, {self.read_us:g}) to at most 1")
+
+
+def seed_notes(drive: DriveProfile, seed: int, rounds: int) -> list[str]:
+    """A note for whoever asked for another seed or several rounds, where chance plays no part."""
+    if drive.read_tail or drive.scattered or (seed == SEED and rounds == 1):
+        return []
+    alike = ", and all rounds are alike" if rounds > 1 else ""
+    return [
+        f"the seed changes nothing with {drive.name}, which has no read_tail and is not "
+        f"scattered{alike}"
+    ]
 
 
 def profile_names() -> tuple[str, ...]:

@@ -155,6 +155,8 @@ def test_a_cluster_that_is_not_there_or_has_no_workers_is_told() -> None:
         workers(1, "tcp://127.0.0.1:1", timeout_s=0.2),
     ):
         pass
+    with pytest.raises(WorkersError, match="no address of a Dask"), workers(1, "foo"):
+        pass
     with (
         LocalCluster(  # type: ignore[no-untyped-call]
             n_workers=0, processes=False, protocol="tcp", dashboard_address=None

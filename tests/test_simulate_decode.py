@@ -261,3 +261,13 @@ def test_a_dpu_that_makes_no_sense(text: str, said: str, tmp_path: Path) -> None
 def test_a_dpus_handover() -> None:
     assert Dpu().handover_ns(1 << 20) == 0
     assert Dpu(link_gb_s=25.0).handover_ns(np.int64(25_000)) == 1_000  # type: ignore[arg-type]
+
+
+def test_it_is_said_where_the_seed_changes_nothing(
+    trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = "the seed changes nothing"
+    for more in ("--rounds 2", "--seed 7"):
+        assert told in run_here(capsys, *words(trace), *more.split()).out
+    for more in ("", "--seed 7 --device-profile samsung-pm1743"):
+        assert told not in run_here(capsys, *words(trace), *more.split()).out

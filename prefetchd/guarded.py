@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from prefetchd.history import UseHistory
-from prefetchd.model import Access, ChainHint, DoneHint, Feedback, PageHint
+from prefetchd.model import Access, ChainHint, DoneHint, Feedback, Geometry, PageHint
 from prefetchd.predictor import Guess, Predictor
 
 
@@ -87,6 +87,18 @@ class Guarded:
         place = place_of(getattr(type(predictor), hook), error)
         what = f"{type(error).__name__}: {error}"
         raise PredictorError(f"predictor {name}, {hook}: {place}: {what}{remark}") from error
+
+
+def made(
+    factory: Callable[[Geometry, int], Predictor], geometry: Geometry, slots: int
+) -> Predictor:
+    """A new predictor. Raises what its `__init__` raises, and PredictorError for sys.exit(), which
+    would end the whole program without a word."""
+    try:
+        return factory(geometry, slots)
+    except SystemExit as error:
+        place = place_of(factory.__init__, error)
+        raise PredictorError(f"a predictor, __init__: {place}: SystemExit: {error}") from error
 
 
 def place_of(hook: Callable[..., Any], error: BaseException) -> str:

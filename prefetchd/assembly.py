@@ -24,6 +24,7 @@ from prefetchd.driver import SLOTS_MAX, Driver
 from prefetchd.eviction import EVICTIONS
 from prefetchd.format import Superblock
 from prefetchd.gpu import GpuDevice
+from prefetchd.guarded import made
 from prefetchd.journal import Journal
 from prefetchd.model import Geometry, Ids, Mask
 from prefetchd.paths import Paths
@@ -263,10 +264,9 @@ def build_core(
         there = ", ".join(EVICTIONS)
         raise registry.RegistryError(f"no eviction policy is {options.evict!r}; there are {there}")
     staging = Staging(slots, geometry, EVICTIONS[options.evict](slots, geometry))
-    factory = options.predictor
-    if isinstance(factory, str):
-        factory = registry.predictor_class(factory)
-    predictor = factory(geometry, slots)
+    named = options.predictor
+    factory = registry.predictor_class(named) if isinstance(named, str) else named
+    predictor = made(factory, geometry, slots)
     name = predictor.name or type(predictor).__name__.lower()
     return Core(staging, predictor, Planner(options.planner, known), options.core), name
 

@@ -14,8 +14,11 @@ from pathlib import Path
 import msgspec
 
 from prefetchd.hostinfo import errno_name
+from prefetchd.toml_errors import what_is_wrong
 
 DEFAULT = "8-pages-per-300us"
+SEED = 1
+"""Unless another is asked for."""
 _SUFFIX = ".toml"
 
 
@@ -64,6 +67,17 @@ class DriveProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 raise ValueError(f"read_tail must rise from (0, {self.read_us:g}) to at most 1")
 
 
+def seed_notes(drive: DriveProfile, seed: int, rounds: int) -> list[str]:
+    """A note for whoever asked for another seed or several rounds, where chance plays no part."""
+    if drive.read_tail or drive.scattered or (seed == SEED and rounds == 1):
+        return []
+    alike = ", and all rounds are alike" if rounds > 1 else ""
+    return [
+        f"the seed changes nothing with {drive.name}, which has no read_tail and is not "
+        f"scattered{alike}"
+    ]
+
+
 def profile_names() -> tuple[str, ...]:
     """All profiles that ship with the package, sorted."""
     return tuple(sorted(path.stem for path in _folder().glob(f"*{_SUFFIX}")))
@@ -81,9 +95,13 @@ def load_profile(name: str) -> DriveProfile:
                 f"there is no drive profile called {name!r}.{meant} There are: "
                 f"{', '.join(profile_names())}. A path to a {_SUFFIX} file works too"
             )
+    text = ""
     try:
-        given = msgspec.toml.decode(path.read_bytes())
-        if lacking := [field for field in given.get("missing", ()) if field not in given]:
+        text = path.read_bytes().decode()
+        given = msgspec.toml.decode(text)
+        missing = given.get("missing")
+        named = [one for one in missing if isinstance(one, str)] if type(missing) is list else []
+        if lacking := [field for field in named if field not in given]:
             raise ProfileError(
                 f"drive profile {path.stem} is a template: nobody has published "
                 f"{', '.join(lacking)}; copy {path}, fill in what you know or measured, and name "
@@ -94,7 +112,8 @@ def load_profile(name: str) -> DriveProfile:
         reason = errno_name(error.errno) if error.errno else str(error)
         raise ProfileError(f"drive profile {path} cannot be read: {reason}") from error
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise ProfileError(f"drive profile {path} cannot be used: {error}") from error
+        wrong = what_is_wrong(text, error, DriveProfile)
+        raise ProfileError(f"drive profile {path} cannot be used: {wrong}") from error
 
 
 def _folder() -> Path:

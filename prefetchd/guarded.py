@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from prefetchd.history import UseHistory
-from prefetchd.model import Access, ChainHint, DoneHint, Feedback, PageHint
+from prefetchd.model import Access, ChainHint, DoneHint, Feedback, Geometry, PageHint
 from prefetchd.predictor import Guess, Predictor
 
 
@@ -31,7 +31,7 @@ class Guarded:
     def share(self, history: UseHistory) -> None:
         try:
             self._predictor.share(history)
-        except Exception as error:
+        except BaseException as error:
             self._raise("share", error)
 
     def on_accesses(self, accesses: Sequence[Access]) -> None:
@@ -43,13 +43,13 @@ class Guarded:
             else:  # one by one from here, so that the place of a fault is found in its own hook
                 for access in accesses:
                     self._predictor.on_access(access)
-        except Exception as error:
+        except BaseException as error:
             self._raise(hook, error)
 
     def on_feedback(self, feedback: Feedback) -> None:
         try:
             self._predictor.on_feedback(feedback)
-        except Exception as error:
+        except BaseException as error:
             self._raise("on_feedback", error)
 
     def on_hint(self, hint: PageHint | ChainHint | DoneHint) -> None:
@@ -63,13 +63,13 @@ class Guarded:
             else:
                 hook = "on_done_hint"
                 self._predictor.on_done_hint(hint)
-        except Exception as error:
+        except BaseException as error:
             self._raise(hook, error)
 
     def predict(self, now_ns: int, limit: int) -> Guess:
         try:
             guess: object = self._predictor.predict(now_ns, limit)
-        except Exception as error:
+        except BaseException as error:
             self._raise("predict", error)
         if not isinstance(guess, Guess):
             self._raise("predict", TypeError(f"it returned {guess!r:.80}, not a Guess"))
@@ -79,7 +79,9 @@ class Guarded:
         """The last guess was one, but its arrays do not fit each other or hold no ids."""
         self._raise("predict", error, " (its guess cannot be used)")
 
-    def _raise(self, hook: str, error: Exception, remark: str = "") -> NoReturn:
+    def _raise(self, hook: str, error: BaseException, remark: str = "") -> NoReturn:
+        if isinstance(error, KeyboardInterrupt):  # the user's doing; sys.exit() is the hook's
+            raise error
         predictor = self._predictor
         name = predictor.name or type(predictor).__name__.lower()
         place = place_of(getattr(type(predictor), hook), error)
@@ -87,7 +89,19 @@ class Guarded:
         raise PredictorError(f"predictor {name}, {hook}: {place}: {what}{remark}") from error
 
 
-def place_of(hook: Callable[..., Any], error: Exception) -> str:
+def made(
+    factory: Callable[[Geometry, int], Predictor], geometry: Geometry, slots: int
+) -> Predictor:
+    """A new predictor. Raises what its `__init__` raises, and PredictorError for sys.exit(), which
+    would end the whole program without a word."""
+    try:
+        return factory(geometry, slots)
+    except SystemExit as error:
+        place = place_of(factory.__init__, error)
+        raise PredictorError(f"a predictor, __init__: {place}: SystemExit: {error}") from error
+
+
+def place_of(hook: Callable[..., Any], error: BaseException) -> str:
     """Where in the hook's file the error arose, or where the hook begins."""
     code = getattr(hook, "__code__", None)
     if code is None:

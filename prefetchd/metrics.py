@@ -145,7 +145,6 @@ def prefetch_figures(
     issued: int,
     useful: int,
     late: int,
-    late_measured: int,
     wasted: int,
     pollution: int,
     page_bytes: int,
@@ -153,10 +152,9 @@ def prefetch_figures(
 ) -> Prefetch:
     """Counts and what follows from them.
 
-    accuracy = useful / issued; coverage = (timely + late_measured) / (timely + late + miss) of
-    `outcomes`, the part of the pages not yet there that prefetching went for. `late_measured`: of
-    the late prefetches those that `outcomes` count, for what is late there may have been on its way
-    for another demand.
+    accuracy = useful / issued; coverage = (timely + `late`) / (timely + late + miss) of `outcomes`,
+    the part of the pages not yet there that prefetching went for: what is late among outcomes may
+    have been on its way for another demand.
     """
     unready = outcomes.timely + outcomes.late + outcomes.miss
     return Prefetch(
@@ -166,7 +164,7 @@ def prefetch_figures(
         wasted=wasted,
         pollution=pollution,
         accuracy=ratio(useful, issued),
-        coverage=ratio(outcomes.timely + late_measured, unready),
+        coverage=ratio(outcomes.timely + late, unready),
         wasted_bytes=wasted * page_bytes,
         reads_per_needed=ratio(pages_read, outcomes.total),
     )

@@ -132,7 +132,7 @@ def _unknown(kind: Kind, name: str) -> str:
 def _module_of_package(kind: Kind, name: str, path: Path) -> ModuleType:
     try:
         return importlib.import_module(f"prefetchd.{_FOLDERS[kind]}.{name}")
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise RegistryError(_broken(kind, path, error)) from error
 
 
@@ -153,7 +153,7 @@ def _module_of_file(kind: Kind, path: Path) -> ModuleType:
     sys.modules[spec.name] = module  # dataclasses and pickles look their module up
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[spec.name]
         raise RegistryError(_broken(kind, path, error)) from error
     return module
@@ -169,7 +169,7 @@ def _entry_class(kind: Kind, entries: list[EntryPoint], base: type[_Plugin]) -> 
     entry = entries[0]
     try:
         found = entry.load()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise RegistryError(
             f"the {kind} {entry.name!r}, installed as {entry.value}, cannot be loaded: "
             f"{type(error).__name__}: {error}. Update or uninstall the package that brings it"
@@ -218,7 +218,7 @@ def _other_kind(module: ModuleType, base: type[Any]) -> str:
     return ""
 
 
-def _broken(kind: Kind, path: Path, error: Exception) -> str:
+def _broken(kind: Kind, path: Path, error: BaseException) -> str:
     """What is wrong in the file, and in which line, without a traceback."""
     if isinstance(error, SyntaxError):
         text = (error.text or "").strip()

@@ -89,13 +89,13 @@ class Distribution(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prefetch(msgspec.Struct, frozen=True, kw_only=True):
-    """Prefetched pages by what became of them; the rest of `issued` was undecided at the end.
+    """Prefetched pages by what became of them in the measured steps; the rest of `issued` was
+    undecided at the end.
 
-    Counted from the first step, warm-up included: what was fetched in it may be used after it.
-    Only of the measured steps: `reads_per_needed`, pages read from the device, demand and prefetch,
-    per page demanded; and `coverage`, pages that a prefetch had fetched or was fetching when they
-    were demanded, of those that were not there already. A page on its way for another demand was
-    not there and is not covered.
+    `issued` holds those that the warm-up fetched and left undecided, for they may be used after it.
+    `reads_per_needed`: pages read from the device, demand and prefetch, per page demanded.
+    `coverage`: pages that a prefetch had fetched or was fetching when they were demanded, of those
+    that were not there already; a page on its way for another demand is not covered.
     """
 
     issued: int = 0
@@ -224,6 +224,6 @@ def decode(data: bytes) -> Result:
         return msgspec.json.decode(data, type=Result)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ResultError(
-            f"this is not a decode replay's result ({SCHEMA}): {error}. "
-            "Write one with `prefetchd replay decode TRACE --json FILE`."
+            f"this is not a decode's result ({SCHEMA}, or simulate's): {error}. "
+            "Write one with `prefetchd replay decode` or `simulate decode`, TRACE --json FILE."
         ) from error

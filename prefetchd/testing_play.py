@@ -104,7 +104,9 @@ class Play:
         try:
             with self._around("__init__"):
                 made: object = make(self.space.geometry, self.space.slots)
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # sys.exit() too: a live engine would end by it
             words = f"{type(error).__name__}: {error} ({self.space})"
             raise HookError("raises", "__init__", words) from error
         if not isinstance(made, Predictor):
@@ -183,7 +185,9 @@ class Play:
         try:
             with self._around(hook):
                 answer: object = method(*told)
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             place = place_of(getattr(type(self.predictor), hook), error)
             words = f"{place}: {type(error).__name__}: {error}"
             raise HookError("raises", hook, words) from error

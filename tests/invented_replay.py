@@ -63,7 +63,6 @@ def invented_run(name: str, seed: int = 0) -> Run:
             issued=timely + n_late + wasted + 150 * prefetching,
             useful=timely,
             late=n_late,
-            late_measured=n_late,
             wasted=wasted,
             pollution=wasted // 20,
             page_bytes=PAGE_BYTES,

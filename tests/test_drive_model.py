@@ -313,11 +313,17 @@ def test_latencies_are_near_the_published_ones(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("read_gb_s = 1", "missing required field"),
+        ("read_gb_s = 1", "missing required field name; add a line"),
+        ("name = 1", 'line 1: name: expected a text in "quotes", got a whole number'),
+        ('name = "x"\nread_gb_s = "fast"', "line 2: read_gb_s: expected a number, got a text"),
+        ("missing = 3", "line 1: missing: expected a list"),
         ('name = "x"\nread_gb_s = 0\nwrite_gb_s = 1\nread_us = 1', "read_gb_s is 0"),
-        ('name = "x"\nread_gb_s = 1\nwrite_gb_s = 1\nread_us = -1', "read_us is -1"),
+        ('name = "x"\nread_gb_s = 1\nwrite_gb_s = 1\nread_us = -1', "line 4: read_us is -1"),
         ('name = "x"\nread_gb_s = 1\nwrite_gb_s = 1\nread_us = 1\nunits = 0', "units is 0"),
-        ('name = "x"\nread_gb_s = 1\nwrite_gb_s = 1\nread_us = 1\nspeed = 2', "speed"),
+        (
+            'name = "x"\nread_gb_s = 1\nwrite_gb_s = 1\nread_us = 1\nunit = 2',
+            "line 5: .*no key unit. Did you mean units.*link_gb_s",
+        ),
         (
             'name = "x"\nread_gb_s = 1\nwrite_gb_s = 1\nread_us = 9\nread_tail = [[0.5, 8.0]]',
             "must rise",

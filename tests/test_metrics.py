@@ -68,7 +68,6 @@ def test_ratios_survive_zero_and_unknown() -> None:
         issued=0,
         useful=0,
         late=0,
-        late_measured=0,
         wasted=0,
         pollution=0,
         page_bytes=4096,
@@ -83,7 +82,6 @@ def test_what_was_on_its_way_for_another_demand_is_not_covered() -> None:
         issued=9,
         useful=4,
         late=3,
-        late_measured=2,
         wasted=0,
         pollution=0,
         page_bytes=4096,
@@ -157,5 +155,5 @@ def test_a_figure_that_must_be_there_is_not_lost_silently() -> None:
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"\xff", b"{}", b'{"schema": "other/2"}'])
 def test_foreign_json_is_refused(data: bytes) -> None:
-    with pytest.raises(ResultError, match="not a decode replay's result"):
+    with pytest.raises(ResultError, match="not a decode's result"):
         metrics.decode(data)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from prefetchd import ChainHint, DoneHint, EngineError, PageHint, Runtime
+from prefetchd.cli import main
 from prefetchd.model import Access, Feedback, Hint, Hinted, Idle
 from prefetchd.predictor import Guess, Predictor
 from tests.runtime_bench import PLAIN, content, keys, open_plain
@@ -102,3 +104,30 @@ def test_what_is_no_guess_is_told(said: Any, words: str, pumped: bool, monkeypat
                 runtime.engine.check()
             else:
                 runtime.engine.handle(Hinted(DoneHint(1)))
+
+
+@pytest.mark.parametrize("hook", ["predict", "on_access", "__init__", "import"])
+@pytest.mark.parametrize("command", ["simulate", "check"])
+def test_one_that_ends_the_program_is_told(
+    hook: str, command: str, tmp_path: Path, capsys: Any
+) -> None:
+    """sys.exit(0) in a hook would make a run that did nothing look like one that went well."""
+    path = tmp_path / "leaving.py"
+    signature = {"predict": "now_ns, limit", "on_access": "access", "__init__": "geometry, slots"}
+    body = f"    def {hook}(self, {signature.get(hook)}):\n        sys.exit(0)\n"
+    if hook == "import":
+        body = "    name = sys.exit(0)\n"
+    path.write_text(
+        "import sys\nfrom prefetchd.predictor import Predictor\n\n"
+        f"class Leaving(Predictor):\n{body}"
+    )
+    words = ["predictor", "check", str(path)]
+    if command == "simulate":
+        words = ["simulate", "decode", "--predictor", str(path), "--steps", "20", "--controls", ""]
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    said = capsys.readouterr()
+    assert ended.value.code == (1 if command == "check" and hook != "import" else 2)
+    assert "SystemExit: 0" in said.out + said.err
+    if (command, hook) != ("check", "__init__"):
+        assert "line " in said.out + said.err

@@ -155,6 +155,8 @@ def test_a_cluster_that_is_not_there_or_has_no_workers_is_told() -> None:
         workers(1, "tcp://127.0.0.1:1", timeout_s=0.2),
     ):
         pass
+    with pytest.raises(WorkersError, match="no address of a Dask"), workers(1, "foo"):
+        pass
     with (
         LocalCluster(  # type: ignore[no-untyped-call]
             n_workers=0, processes=False, protocol="tcp", dashboard_address=None
@@ -183,8 +185,11 @@ def test_controls_frame_the_gap_and_shares_add_up(found: Score) -> None:
         rates = (row.hit_rate, row.late_rate, row.miss_rate)
         assert sum(rate or 0 for rate in rates) == pytest.approx(1)
         assert sum(row.timeliness) >= row.prefetch.useful
+        told = row.prefetch.useful + row.prefetch.late + row.prefetch.wasted
+        assert told <= row.prefetch.issued
         if row.cell.name == "resident":
             assert (row.hit_rate, row.prefetch.issued, row.device_bytes) == (1.0, 0, 0)
+    assert row_of(found, "d", "none+cycle").prefetch.issued == 0, "what eviction alone does"
     for trace in ("d", "r"):
         none, oracle = (row_of(found, trace, name) for name in ("none", "oracle"))
         assert (none.gap_closed, oracle.gap_closed) == (0.0, 1.0)

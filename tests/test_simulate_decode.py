@@ -205,7 +205,11 @@ def test_table_and_report_show_the_bound(
     assert [line for line in out.splitlines() if line.startswith("belady ")]
     assert "on none" not in out
     write_report(result, tmp_path / "report.html")
-    assert '<th scope="row">belady</th>' in (tmp_path / "report.html").read_text()
+    body = (tmp_path / "report.html").read_text().split("<script")[0]
+    assert '<th scope="row">belady</th>' in body
+    assert "prefetchd simulate &middot;" in body
+    for untrue in ("in real time", "from none", "prefetchd replay", "GPU device modelled"):
+        assert untrue not in body
 
 
 def test_staging_is_the_dpus_unless_it_is_given(
@@ -243,7 +247,8 @@ def test_what_makes_no_sense_is_told_with_exit_code_2(
     [
         ("cores = 0", "cores is 0"),
         ("decision_us = -1", "decision_us is -1"),
-        ("speed = 1", "speed"),
+        ("cores = 2\nspeed = 1", "line 2: there is no key speed.*decision_us, cores"),
+        ("link_gb_s = []", "line 1: link_gb_s: expected a number, got a list"),
         ("= x", "cannot be used"),
     ],
 )
@@ -256,3 +261,13 @@ def test_a_dpu_that_makes_no_sense(text: str, said: str, tmp_path: Path) -> None
 def test_a_dpus_handover() -> None:
     assert Dpu().handover_ns(1 << 20) == 0
     assert Dpu(link_gb_s=25.0).handover_ns(np.int64(25_000)) == 1_000  # type: ignore[arg-type]
+
+
+def test_it_is_said_where_the_seed_changes_nothing(
+    trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = "the seed changes nothing"
+    for more in ("--rounds 2", "--seed 7"):
+        assert told in run_here(capsys, *words(trace), *more.split()).out
+    for more in ("", "--seed 7 --device-profile samsung-pm1743"):
+        assert told not in run_here(capsys, *words(trace), *more.split()).out

@@ -187,7 +187,22 @@ def test_every_reusable_block_has_one_outcome(
     assert belady is not None
     assert (result.runs[1].staged_share or 0) <= belady <= 1
     assert (result.schema, result.device.kind) == (SIMULATED, "SIMULATED")
-    assert "SIMULATED" in page.read_text()
+    assert "SIMULATED: a modelled drive under a virtual clock" in page.read_text()
+
+
+def test_words_and_bounds_of_the_report_are_those_of_a_simulation(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "r.html"
+    done = run_here(capsys, "simulate", "restore", trace, *WORDS[:2], "--report", page)
+    body = page.read_text().split("<script")[0]
+    for told in (done.out, body):
+        assert "device as in the profile 8-pages-per-300us" in " ".join(told.split())
+        for untrue in ("on none", "as measured", "speed x", "lateness", "not limited"):
+            assert untrue not in told
+    for bound in ("belady", "clairvoyant"):
+        assert f'<th scope="row">{bound}</th>' in body
+        assert f'"text":["","{bound}"]' in page.read_text()
 
 
 def test_the_same_call_gives_the_same_bytes_under_any_hash_seed(

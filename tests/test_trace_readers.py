@@ -169,7 +169,7 @@ def test_objects_are_runs_of_blocks_and_keep_them_as_they_grow(tmp_path: Path) -
         ("a,b\n1,2\n", "are not those of MLPerf"),
         (AZURE + "2023-11-16,4\n", "line 5 has only 2 fields"),
         (AZURE + "yesterday,4,5\n", "line 5 cannot be used"),
-        (AZURE + "2023-11-16,-1000,5\n", "a request of -1000 tokens"),
+        (AZURE + "2023-11-16,-1000,5\n", "line 5 .*'-1000' is no number of tokens"),
         (BURSTGPT + "x,a,1,ChatGPT,1,2,log\n", "line 5 cannot be used"),
         (OBJECTS + "1,Trim,1,Tier-0,k,Decode\n", "line 8 .*'Trim' is neither Read nor Write"),
         (OBJECTS + "inf,Read,1,Tier-0,k,Decode\n", "line 8 cannot be used"),
@@ -260,3 +260,14 @@ def test_a_large_recording_needs_no_memory_of_its_size(tmp_path: Path) -> None:
     assert size > 60 << 20
     assert peak_of_copy(path, tmp_path / "o.npz") < 12 << 20
     assert open_trace(tmp_path / "o.npz").header.length == 8000
+
+
+@pytest.mark.parametrize("field", ["-5,10", "10,-5", "many,10", "10,nan", "inf,1", ",3"])
+def test_a_number_of_tokens_that_is_none_is_told_with_its_line(field: str, tmp_path: Path) -> None:
+    path = tmp_path / "azure.csv"
+    good = "2023-11-16 18:17:03.0,100,5"
+    path.write_text(
+        f"TIMESTAMP,ContextTokens,GeneratedTokens\n{good}\n2023-11-16 18:17:04.0,{field}\n"
+    )
+    with pytest.raises(TraceError, match=r"line 3 cannot be used: '.*' is no number of tokens"):
+        read(path, CsvSettings(without_reuse=True))

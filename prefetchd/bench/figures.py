@@ -107,20 +107,21 @@ def _grown(log: Log, name: str) -> int:
 def _prefetch(
     outcomes: metrics.Outcomes, rounds: Sequence[Log], page_bytes: int
 ) -> metrics.Prefetch:
-    """Verdicts of whole runs, warm-up included, since a prefetch may end long after its issue;
-    reads, and what is covered, only of the measured steps."""
+    """Of the measured steps. A prefetch may end long after its issue, so what the warm-up left
+    undecided counts as issued too: no verdict is given on what was not."""
     total: Counter[str] = Counter()
-    late_measured = 0
     for log in rounds:
         if log.before and log.after:
             total.update(log.after.prefetch)
-            late_measured += log.after.prefetch["late"] - log.before.prefetch["late"]
+            before = Counter(log.before.prefetch)
+            told = before["useful"] + before["late"] + before["wasted"]
+            before["issued"] = told
+            total.subtract(before)
     return metrics.prefetch_figures(
         outcomes,
         issued=total["issued"],
         useful=total["useful"],
         late=total["late"],
-        late_measured=late_measured,
         wasted=total["wasted"],
         pollution=total["pollution"],
         page_bytes=page_bytes,

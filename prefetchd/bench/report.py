@@ -18,10 +18,10 @@ import msgspec
 
 from prefetchd.bench import report_bars, report_lines
 from prefetchd.bench.findings import KINDS, Note, best, name_of, notes, verdict
-from prefetchd.bench.report_details import DETAILS, WORDS, settings_in_words
+from prefetchd.bench.report_details import DETAILS, WORDS, settings_in_words, what
 from prefetchd.bench.report_figures import Figure, Series, series
 from prefetchd.bench.report_page import COLOURS, PAGE, SCRIPT, STYLE
-from prefetchd.bench.tables import COLUMNS, DASH, Column, number, share, size
+from prefetchd.bench.tables import COLUMNS, DASH, Column, number, share
 from prefetchd.metrics import Result, Run, encode
 
 EN_DASH = "\N{EN DASH}"
@@ -140,33 +140,17 @@ def _section(title: str, content: str, reading: str = "", badge: str = "") -> st
 
 
 def _header(result: Result) -> str:
-    over = f"prefetchd replay &middot; {_text(result.regime)} &middot; {_badge(result)}"
+    done = "simulate" if result.device.kind == "SIMULATED" else "replay"
+    over = f"prefetchd {done} &middot; {_text(result.regime)} &middot; {_badge(result)}"
     return (
         f'<header><p class="over">{over}</p>'
-        f'<h1>{_text(verdict(result))}</h1><p class="what">{_text(_what(result))}</p></header>'
+        f'<h1>{_text(verdict(result))}</h1><p class="what">{_text(what(result))}</p></header>'
     )
 
 
 def _badge(result: Result) -> str:
     kind = result.device.kind
     return f'<span class="badge {kind}" title="{_text(KINDS[kind])}">{kind}</span>'
-
-
-def _what(result: Result) -> str:
-    device, settings = result.device, result.settings
-    staging = settings.staging_slots * settings.page_bytes
-    rounds = "one round" if settings.rounds == 1 else f"{settings.rounds} interleaved rounds"
-    return (
-        f"The decode in {settings.trace} was replayed in real time:"
-        f" {settings.steps} steps of {settings.layers} layers, {settings.layer_us:,.0f} µs of"
-        f" computing each, the {settings.top_k} heaviest blocks per head;"
-        f" {rounds}, measured after {settings.warmup_steps} steps."
-        f" Pages of {size(settings.page_bytes)} were read with {device.name} ({device.engine})"
-        f" from {device.file_system} into a staging buffer for"
-        f" {100 * settings.staging_share:g} % of all pages ({size(staging)}), and handed to GPU"
-        f" device {device.gpu.name} ({device.gpu.engine})."
-        f" The engine gave {'hints one layer ahead' if settings.hints else 'no hints'}."
-    )
 
 
 def _cards(result: Result) -> str:
@@ -294,6 +278,6 @@ def _footer(result: Result) -> str:
     data = base64.b64encode(encode(result)).decode()
     return (
         f"<footer>Written by prefetchd; result format {_text(result.schema)}. "
-        f'<a download="replay.json" href="data:application/json;base64,{data}">Save the result as '
+        f'<a download="result.json" href="data:application/json;base64,{data}">Save the result as '
         "JSON</a>. This file loads nothing from anywhere.</footer>"
     )

@@ -133,10 +133,36 @@ WORDS = (
 )
 
 
+def what(result: Result) -> str:
+    """What was done, in sentences: a simulation reads nothing and takes no time of its own."""
+    device, settings = result.device, result.settings
+    staging = settings.staging_slots * settings.page_bytes
+    simulated = device.kind == "SIMULATED"
+    rounds = "one round" if settings.rounds == 1 else f"{settings.rounds} interleaved rounds"
+    done, counted = "was replayed in real time", "measured"
+    reads = f"were read with {device.name} ({device.engine}) from {device.file_system}"
+    gpu = f"handed to GPU device {device.gpu.name} ({device.gpu.engine})"
+    if simulated:
+        rounds = rounds.replace(" interleaved", "")
+        done, counted = "was simulated, not run", "counted"
+        reads = f"came from {device.name} ({device.engine})"
+        gpu = f"handed to a GPU {device.gpu.engine}"
+    return (
+        f"The decode in {settings.trace} {done}:"
+        f" {settings.steps} steps of {settings.layers} layers, {settings.layer_us:,.0f} µs of"
+        f" computing each, the {settings.top_k} heaviest blocks per head;"
+        f" {rounds}, {counted} after {settings.warmup_steps} steps."
+        f" Pages of {size(settings.page_bytes)} {reads} into a staging buffer for"
+        f" {100 * settings.staging_share:g} % of all pages ({size(staging)}), and were {gpu}."
+        f" The engine gave {'hints one layer ahead' if settings.hints else 'no hints'}."
+    )
+
+
 def settings_in_words(result: Result) -> Iterator[tuple[str, str]]:
     device, settings = result.device, result.settings
     yield "regime", result.regime
-    yield "device", f"{device.name}: {device.engine}; {device.file_system}; {device.kind}"
+    where = "" if device.kind == "SIMULATED" else f"{device.file_system}; "
+    yield "device", f"{device.name}: {device.engine}; {where}{device.kind}"
     yield "GPU device", f"{device.gpu.name}: {device.gpu.engine}"
     for name, value in msgspec.structs.asdict(settings).items():
         if name != "more":

@@ -10,11 +10,12 @@ import html
 from pathlib import Path
 from typing import Any
 
+from prefetchd.bench.findings import SETTING
 from prefetchd.bench.report import embed, save
 from prefetchd.bench.report_figures import Figure, axis
 from prefetchd.bench.report_lines import DECADES_SHARE, DECADES_US
 from prefetchd.bench.restore_result import SIMULATED, RestoreResult, RestoreRun, encode
-from prefetchd.bench.restore_tables import COLUMNS, caption
+from prefetchd.bench.restore_tables import bound_cells, caption, columns, notes
 
 
 def write_restore_report(result: RestoreResult, path: Path) -> None:
@@ -49,11 +50,10 @@ def _header(result: RestoreResult) -> str:
             f"{best.name} had {100 * best.staged_share:.1f} % of the blocks to restore in DRAM in"
             f" time, {best.lead_ms:g} ms ahead"
         )
+    said = SETTING.get(kind, "") + said
     words = "".join(f"<p class=what>{html.escape(line)}</p>" for line in caption(result))
-    notes = [*result.device.notes, *result.notes]
-    notes += [f"{bound.name}: {bound.meaning}" for bound in result.bounds]
     done = "simulate" if result.schema == SIMULATED else "replay"
-    listed = "".join(f"<li>{html.escape(note)}</li>" for note in notes)
+    listed = "".join(f"<li>{html.escape(note)}</li>" for note in notes(result))
     return (
         f'<header><p class="over">prefetchd {done} &middot; restore &middot; '
         f'<span class="badge {kind}">{kind}</span></p><h1>{html.escape(said)}.</h1>{words}</header>'
@@ -63,17 +63,21 @@ def _header(result: RestoreResult) -> str:
 
 def _table(result: RestoreResult) -> str:
     heads = "".join(
-        f'<th scope="col">{heading.replace(chr(10), "<br>")}</th>' for heading, _ in COLUMNS
+        f'<th scope="col">{heading.replace(chr(10), "<br>")}</th>' for heading, _ in columns(result)
     )
     rows = "".join(
         f'<tr class="{"control" if run.control else ""}"><th scope="row">{html.escape(run.name)}'
-        f"</th>{''.join(f'<td>{cell(run)}</td>' for _, cell in COLUMNS)}</tr>"
+        f"</th>{''.join(f'<td>{cell(run)}</td>' for _, cell in columns(result))}</tr>"
         for run in result.runs
     )
+    for bound in result.bounds:
+        cells = "".join(f"<td>{cell}</td>" for cell in bound_cells(result, bound))
+        rows += f'<tr class="control"><th scope="row">{html.escape(bound.name)}</th>{cells}</tr>'
+    bounds = " Last, what nothing can beat: computed, not run." if result.bounds else ""
     return (
         "<section><h2>All runs</h2><p class=reading>Staged: blocks that were readable when their "
         "request first needed them. Ready: from the intended start of a request to the end of its "
-        "last wait. A dash: too few samples.</p>"
+        f"last wait. A dash: too few samples.{bounds}</p>"
         f'<div class="scroll"><table><thead><tr><th scope="col">run</th>{heads}</tr></thead>'
         f"<tbody>{rows}</tbody></table></div></section>"
     )
@@ -102,26 +106,35 @@ def _staged(result: RestoreResult) -> Figure:
     reading = (
         "Share of reusable blocks that were in DRAM at their first need, by how long before its "
         "start a request was announced (logarithmic). Dashed: the controls; resident keeps in DRAM "
-        "all that was ever put, none prefetches nothing."
+        "all that was ever put, none prefetches nothing. Dotted and marked: what nothing can beat."
     )
     layout = {
         "height": 380,
         "xaxis": axis("lead (ms, the trace's time)", type="log"),
         "yaxis": axis("staged in time (%)", range=[0, 102]),
     }
-    data += [
+    data += _bounds(result, leads) if names else []
+    return Figure("staged", "Staged share against lead", reading, data, layout)
+
+
+def _bounds(result: RestoreResult, leads: list[float]) -> list[dict[str, Any]]:
+    """Each with a dash, a mark and a label of its own, as in a scorecard: colours may be alike."""
+    looks = [("dot", "diamond-open"), ("dashdot", "star-open"), ("longdash", "square-open")]
+    drawn = [bound for bound in result.bounds if bound.hit_rate is not None]
+    return [
         {
             "type": "scatter",
-            "mode": "lines",
+            "mode": "lines+markers+text",
             "name": html.escape(bound.name),
             "x": [min(leads), max(leads)],
-            "y": [100 * bound.hit_rate] * 2,
-            "line": {"color": "@muted", "dash": "dot"},
+            "y": [100 * (bound.hit_rate or 0.0)] * 2,
+            "text": ["", html.escape(bound.name)],
+            "textposition": "bottom left",
+            "line": {"color": "@ink", "dash": looks[number % 3][0], "width": 1.2},
+            "marker": {"color": "@ink", "symbol": looks[number % 3][1], "size": 8},
         }
-        for bound in result.bounds
-        if bound.hit_rate is not None and names
+        for number, bound in enumerate(drawn)
     ]
-    return Figure("staged", "Staged share against lead", reading, data, layout)
 
 
 def _line(name: str, number: int, runs: list[RestoreRun]) -> dict[str, Any]:

@@ -123,7 +123,7 @@ def decode(data: bytes) -> RestoreResult:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise metrics.ResultError(
             f"this is not a restore's result ({SCHEMA} or {SIMULATED}): {error}. "
-            "Write one with `prefetchd replay restore TRACE --json FILE`."
+            "Write one with `prefetchd replay restore` or `simulate restore`, TRACE --json FILE."
         ) from error
 
 
@@ -196,7 +196,6 @@ def _prefetch(
         issued=fetched["issued"],
         useful=fetched["useful"],
         late=fetched["late"],
-        late_measured=fetched["late"],
         wasted=fetched["wasted"],
         pollution=fetched["pollution"],
         page_bytes=page_bytes,

@@ -11,8 +11,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from prefetchd.bench.restore_result import RestoreResult, RestoreRun
-from prefetchd.bench.tables import PIPED_COLUMNS, figures, share, size
+from prefetchd.bench.findings import KINDS
+from prefetchd.bench.restore_result import SIMULATED, RestoreResult, RestoreRun
+from prefetchd.bench.tables import DASH, PIPED_COLUMNS, figures, share, size
+from prefetchd.metrics import Bound
 
 COLUMNS: tuple[tuple[str, Callable[[RestoreRun], str]], ...] = (
     ("lead\nms", lambda run: f"{run.lead_ms:g}"),
@@ -32,18 +34,52 @@ def _part(run: RestoreRun, count: int) -> float | None:
     return count / run.outcomes.total if run.outcomes.total else None
 
 
+def columns(result: RestoreResult) -> tuple[tuple[str, Callable[[RestoreRun], str]], ...]:
+    """Those that this result has: a virtual clock starts no request late."""
+    if result.schema == SIMULATED:
+        return tuple(one for one in COLUMNS if not one[0].startswith("lateness"))
+    return COLUMNS
+
+
+def bound_cells(result: RestoreResult, bound: Bound) -> list[str]:
+    """A bound under the columns of this result."""
+    told = {"staged\n%": share(bound.hit_rate), "miss\n%": share(bound.miss_rate)}
+    return [told.get(heading, DASH) for heading, _ in columns(result)]
+
+
+def notes(result: RestoreResult) -> list[str]:
+    """What a reader must know, the kind of device first."""
+    kind = result.device.kind
+    said = [] if kind == "MEASURED" else [f"{kind}: {KINDS[kind]}"]
+    said += [*result.device.notes, *result.notes, *_failures(result)]
+    said += [f"{bound.name} is a bound, computed: {bound.meaning}" for bound in result.bounds]
+    return said
+
+
+def _pace(result: RestoreResult) -> str:
+    """How fast the device and the requests are, and whose time is counted."""
+    settings = result.settings
+    takes = f"a request takes {settings.consume_blocks_s:g} blocks/s"
+    limit = f"{settings.limit_blocks_s:g} blocks/s" if settings.limit_blocks_s else ""
+    if result.schema == SIMULATED:
+        limit = limit or f"as in the profile {result.device.name}"
+        return f"device {limit}, {takes} | all times are the trace's, under a virtual clock"
+    return (
+        f"device {limit or 'not limited'}, {takes} | speed x {settings.speed:g}: leads and rates"
+        " are the trace's, times are as measured"
+    )
+
+
 def caption(result: RestoreResult) -> list[str]:
     """What was run, in lines of words and figures with units."""
     device, settings = result.device, result.settings
-    limit = f"{settings.limit_blocks_s:g} blocks/s" if settings.limit_blocks_s else "not limited"
+    where = "" if result.schema == SIMULATED else f" on {device.file_system}"
     return [
-        f"{result.regime} | {device.name}: {device.engine} on {device.file_system} | {device.kind}",
+        f"{result.regime} | {device.name}: {device.engine}{where} | {device.kind}",
         f"trace {settings.trace} | {settings.requests:,} requests | {settings.blocks:,} blocks of"
         f" {size(settings.block_bytes)} | staging {settings.staging_blocks:,} blocks"
         f" | hints {'on' if settings.hints else 'off'}",
-        f"device {limit}, a request takes {settings.consume_blocks_s:g} blocks/s | speed x"
-        f" {settings.speed:g}: leads and rates are the trace's, times are as measured"
-        f" | rounds {settings.rounds} | evict {settings.evict}",
+        f"{_pace(result)} | rounds {settings.rounds} | evict {settings.evict}",
         settings.trace_how,
     ]
 
@@ -55,19 +91,15 @@ def print_restore(result: RestoreResult, file: TextIO | None = None) -> None:
         console.print(Text(line, style="dim"))
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     table.add_column("run", no_wrap=True, max_width=20)
-    for heading, _ in COLUMNS:
+    for heading, _ in columns(result):
         table.add_column(Text(heading), justify="right", no_wrap=True)
     for run in result.runs:
         style = "dim" if run.control else ""
-        table.add_row(Text(run.name), *(cell(run) for _, cell in COLUMNS), style=style)
+        table.add_row(Text(run.name), *(cell(run) for _, cell in columns(result)), style=style)
     for bound in result.bounds:
-        cells = {"staged\n%": share(bound.hit_rate), "miss\n%": share(bound.miss_rate)}
-        shown = (cells.get(heading, "-") for heading, _ in COLUMNS)
-        table.add_row(Text(bound.name), *shown, style="dim")
+        table.add_row(Text(bound.name), *bound_cells(result, bound), style="dim italic")
     console.print(table)
-    for bound in result.bounds:
-        console.print(Text(f"* {bound.name}: {bound.meaning}"))
-    for note in [*result.device.notes, *result.notes, *_failures(result)]:
+    for note in notes(result):
         console.print(Text(f"* {note}"))
 
 

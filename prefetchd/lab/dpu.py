@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from prefetchd.hostinfo import errno_name
+from prefetchd.toml_errors import what_is_wrong
 
 
 class DpuError(ValueError):
@@ -44,10 +45,13 @@ NO_DPU = Dpu()
 
 def read_dpu(path: Path) -> Dpu:
     """Raises DpuError."""
+    text = ""
     try:
-        return msgspec.toml.decode(path.read_bytes(), type=Dpu)
+        text = path.read_bytes().decode()
+        return msgspec.toml.decode(text, type=Dpu)
     except OSError as error:
         reason = errno_name(error.errno) if error.errno else str(error)
         raise DpuError(f"DPU file {path} cannot be read: {reason}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise DpuError(f"DPU file {path} cannot be used: {error}") from error
+        wrong = what_is_wrong(text, error, Dpu)
+        raise DpuError(f"DPU file {path} cannot be used: {wrong}") from error

@@ -125,6 +125,17 @@ def _seconds(text: str) -> int:
     return int(float(text) * 1e9)
 
 
+def _count(text: str) -> int:
+    """Of tokens."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < 1e15:
+        raise ValueError(f"{text!r:.40} is no number of tokens")
+    return int(number)
+
+
 def _date(text: str) -> int:
     """`2023-11-16 18:17:03.9799600`, UTC."""
     plain = re.sub(r"(Z|\+00(:?00)?)$", "", text)
@@ -148,7 +159,7 @@ def _lengths(
     blocks, sessions = 0, dict[str, int]()
     for number, record in records:
         try:
-            tokens, output = int(float(record["input"])), int(float(record["output"]))
+            tokens, output = _count(record["input"]), _count(record["output"])
             count = -(-tokens // settings.block_tokens)
             if not 0 <= count <= _CHAIN_BLOCKS_MAX:
                 raise ValueError(f"a request of {tokens} tokens")

@@ -13,7 +13,7 @@ from concurrent.futures import Executor, as_completed
 import msgspec
 
 from prefetchd import metrics
-from prefetchd.drive_profile import DriveProfile
+from prefetchd.drive_profile import DriveProfile, seed_notes
 from prefetchd.lab.dpu import NO_DPU
 from prefetchd.lab.modelled import AT_DEPTH, IN_TURN, described
 from prefetchd.lab.score_cell import run_bounds, run_cell
@@ -62,7 +62,7 @@ def score(
         settings=_settings(grid),
         rows=related(every),
         bounds=[bounds[place] for place in all_places],
-        notes=_notes(grid),
+        notes=[*_notes(grid), *seed_notes(profile, grid.seed, 1)],
     )
 
 

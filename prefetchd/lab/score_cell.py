@@ -20,7 +20,7 @@ from prefetchd.bench.restore_options import read_trace
 from prefetchd.bench.restore_replay import Plan as RestorePlan
 from prefetchd.bench.restore_result import RestoreSettings
 from prefetchd.bench.restore_result import run_figures as restore_figures
-from prefetchd.bench.runs import ReplayError, checked_slots, plans
+from prefetchd.bench.runs import ReplayError, Report, checked_slots, plans
 from prefetchd.core import Core
 from prefetchd.drive_model import DriveModel
 from prefetchd.drive_profile import DriveProfile
@@ -137,7 +137,14 @@ def _decode(cell: Cell, grid: Grid, profile: DriveProfile) -> Row:
     core = simulate_decode.plan_core(workload, plan)
     watch, clock = Watch(workload.geometry, plan.slots), DecisionClock(core)
     drive = DriveModel(profile, grid.seed)
-    log = simulate_decode.run_plan(workload, settings, plan, drive, record=watch, core=core)
+    steps = iter(range(1, workload.steps + 1))
+
+    def stepped(count: int) -> None:
+        if next(steps) == grid.warmup_steps:
+            watch.counts[:] = 0
+
+    report = Report(steps=stepped)
+    log = simulate_decode.run_plan(workload, settings, plan, drive, report, watch, core)
     run = run_figures(
         plan.name,
         control=plan.control,

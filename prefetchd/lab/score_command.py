@@ -15,7 +15,7 @@ from prefetchd.bench import decode_options as options
 from prefetchd.bench.output import Outputs, progress_bars
 from prefetchd.bench.restore_options import check_limit, whole_blocks
 from prefetchd.bench.runs import ReplayError
-from prefetchd.drive_profile import DEFAULT, DriveProfile, load_profile
+from prefetchd.drive_profile import DEFAULT, SEED, DriveProfile, load_profile
 from prefetchd.lab.score import count_tasks, score
 from prefetchd.lab.score_grid import STAGINGS, Grid, check_names
 from prefetchd.lab.score_page import write_score_page
@@ -77,7 +77,7 @@ def score_command(
     ] = 0.0,
     device_profile: DeviceProfile = DEFAULT,
     depth: options.Depth = 128,
-    seed: Seed = 1,
+    seed: Seed = SEED,
     jobs: Annotated[
         int, typer.Option(min=1, max=1024, help="Processes; default: one a core.")
     ] = _JOBS,

@@ -105,7 +105,11 @@ def _lines(grid: Grid, regime: Regime) -> list[_Line]:
         ("none", "control", "none", "lru"),
         ("oracle", "control", "oracle", evicts[0]),
     ]
-    for predictor, evict in product(grid.predictors or PREDICTORS[regime], evicts):
+    predictors = grid.predictors or PREDICTORS[regime]
+    # What an eviction alone does, so that no predictor is credited with it; of LRU `none` tells.
+    alone = () if "none" in predictors else tuple(evict for evict in evicts if evict != "lru")
+    lines += [(f"none+{evict}", "predictor", "none", evict) for evict in alone]
+    for predictor, evict in product(predictors, evicts):
         shown = Path(predictor).stem if predictor.endswith(".py") else predictor
         if len(evicts) > 1 or shown in CONTROLS:
             shown = f"{shown}+{evict}"

@@ -44,10 +44,12 @@ LEGEND: dict[Regime, dict[str, str]] = {
 
 COMMON = {
     "cover": "of the pages that were not there already, those that a prefetch reached, if late",
-    "accuracy": "prefetched pages that were demanded after they had arrived, of all prefetched",
+    "accuracy": "prefetched pages that were demanded after they had arrived, of all prefetched "
+    "(of a decode after warm-up, or before it and undecided then)",
     "timeliness": "prefetched pages by how long before (+) or after (-) their demand they arrived",
     "pollution": "pages that a prefetch had pushed out when they were demanded",
-    "wasted": "bytes prefetched and not demanded while they were there",
+    "wasted": "bytes prefetched and not demanded while they were there; those still there at the "
+    "end are undecided and not in it",
     "reads": "pages read from the drive for each page demanded",
     "gap": "of the time between `none` and `oracle`, the part that was closed",
     "decide": "time to guess, plan and learn for each page demanded, measured on this machine: "
@@ -97,7 +99,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """A cell and its figures, see LEGEND. `time_ms` is what the gap is measured in; `gap_closed` is
     None where `none` is no slower than `oracle`. `timeliness`: pages by slack, one more than
-    `EDGES_MS`. Prefetches are counted from the first demand on, warm-up included."""
+    `EDGES_MS`. All but `cost` is counted after warm-up, of which a restore has none."""
 
     cell: Cell
     hit_rate: float | None

@@ -6,6 +6,8 @@ Decides how workers are started and how their loss is told. Knows no cell.
 from __future__ import annotations
 
 import multiprocessing
+import re
+import socket
 from collections.abc import Iterator
 from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -47,13 +49,11 @@ def _dask(address: str, timeout_s: float) -> Iterator[Executor]:
             "--cluster needs Dask's distributed, which is not installed: "
             "pip install prefetchd[cluster]"
         ) from error
+    _listens(address, timeout_s)
     try:
         client = Client(address, timeout=timeout_s, set_as_default=False)  # type: ignore[no-untyped-call]
     except (OSError, TimeoutError, ValueError) as error:
-        raise WorkersError(
-            f"no Dask scheduler answers at {address}: {error}. Start one with `dask scheduler`, "
-            "and give its address, as in tcp://HOST:8786"
-        ) from error
+        raise _silent(address, error) from error
     with client:
         if not client.scheduler_info(n_workers=-1)["workers"]:
             raise WorkersError(
@@ -65,3 +65,24 @@ def _dask(address: str, timeout_s: float) -> Iterator[Executor]:
                 yield executor
         except KilledWorker as error:
             raise WorkersError(f"the cluster lost its workers: {error}") from error
+
+
+def _listens(address: str, timeout_s: float) -> None:
+    """Raises WorkersError if nothing does: told here at once, before Dask has begun anything that
+    it would have to end."""
+    form = re.fullmatch(r"\w+://\[?([^\s/\]]+)\]?:(\d{1,5})", address)
+    if form is None or int(form[2]) > 0xFFFF:
+        raise WorkersError(
+            f"--cluster {address} is no address of a Dask scheduler; write it as in tcp://HOST:8786"
+        )
+    try:
+        socket.create_connection((form[1], int(form[2])), timeout_s).close()
+    except OSError as error:
+        raise _silent(address, error) from error
+
+
+def _silent(address: str, error: Exception) -> WorkersError:
+    return WorkersError(
+        f"no Dask scheduler answers at {address}: {error}. Start one with `dask scheduler`, and "
+        "give its address, as in tcp://HOST:8786"
+    )

@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 from rich.console import Console
 
 from prefetchd import metrics
 from prefetchd.bench import decode_options as options
 from prefetchd.bench.output import Outputs, progress_bars
-from prefetchd.drive_profile import DEFAULT, DriveProfile, load_profile
+from prefetchd.drive_profile import DEFAULT, SEED, DriveProfile, load_profile, seed_notes
 from prefetchd.lab.dpu import NO_DPU, Dpu, read_dpu
 from prefetchd.lab.simulate_decode import SimulateSettings, simulate_decode
 from prefetchd.lab.workload import Workload
@@ -19,7 +20,18 @@ from prefetchd.lab.workload import Workload
 DeviceProfile = Annotated[
     str, typer.Option(help="Drive profile, by name or .toml file; see devices/profiles.")
 ]
-Seed = Annotated[int, typer.Option(min=0, max=2**63, help="Decides which reads are slow.")]
+Seed = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        max=2**63,
+        help="Decides which reads are slow, if the profile has a read_tail or is scattered.",
+    ),
+]
+Rounds = Annotated[
+    int,
+    typer.Option(min=1, help="Rounds, each with a seed of its own; alike where no read is drawn."),
+]
 DpuFile = Annotated[
     Path | None,
     typer.Option(
@@ -48,11 +60,11 @@ def decode(
     controls: options.Controls = options.ALL_CONTROLS,
     steps: options.Steps = None,
     warmup: options.Warmup = 16,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds, each with its own slow reads.")] = 1,
+    rounds: Rounds = 1,
     depth: options.Depth = 128,
     requests: options.BatchSize = 1,
     shared: options.Shared = "50%",
-    seed: Seed = 1,
+    seed: Seed = SEED,
     json: options.Json = None,
     report: options.Html = None,
 ) -> None:
@@ -81,7 +93,9 @@ def decode(
         dpu=processor,
     )
     console = Console(stderr=True)
-    options.show(outputs, console, _run(workload, settings, profile, console))
+    result = _run(workload, settings, profile, console)
+    notes = [*result.notes, *seed_notes(profile, seed, rounds)]
+    options.show(outputs, console, msgspec.structs.replace(result, notes=notes))
 
 
 def _staging(dpu: Dpu) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
+import msgspec
 import typer
 from rich.console import Console
 
@@ -13,12 +14,12 @@ from prefetchd.bench.output import Outputs, progress_bars
 from prefetchd.bench.restore_replay import plans
 from prefetchd.bench.restore_result import RestoreSettings
 from prefetchd.bench.runs import ReplayError
-from prefetchd.drive_profile import DEFAULT, load_profile
+from prefetchd.drive_profile import DEFAULT, SEED, load_profile, seed_notes
 from prefetchd.lab.agents import interleaved, live_contexts
 from prefetchd.lab.dpu import NO_DPU, read_dpu
 from prefetchd.lab.requests import Requests
-from prefetchd.lab.simulate_command import DeviceProfile, DpuFile, Seed
-from prefetchd.lab.simulate_restore import simulate_restore
+from prefetchd.lab.simulate_command import DeviceProfile, DpuFile, Rounds, Seed
+from prefetchd.lab.simulate_restore import limited, simulate_restore
 from prefetchd.units import parse_share
 
 
@@ -54,9 +55,9 @@ def restore(
     predictor: Predictors = None,
     controls: Controls = options.ALL_CONTROLS,
     evict: Evict = "lru",
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds, each with its own slow reads.")] = 1,
+    rounds: Rounds = 1,
     depth: Depth = 128,
-    seed: Seed = 1,
+    seed: Seed = SEED,
     json: Json = None,
     report: Html = None,
 ) -> None:
@@ -99,7 +100,9 @@ def restore(
     with progress_bars(console) as bar:
         told = bar("simulating", settings.rounds * len(lines) * len(load))
         result = simulate_restore(load, settings, lines, profile, processor, told, take_blocks)
-    options.show(outputs, console, result)
+    drawn = limited(settings) if limit_blocks_s else profile
+    notes = [*result.notes, *seed_notes(drawn, seed, rounds)]
+    options.show(outputs, console, msgspec.structs.replace(result, notes=notes))
 
 
 def _laid_out(load: Requests, live: int | None, limit: int | None) -> Requests:

@@ -77,11 +77,11 @@ def check_kind(path: Path, header: TraceHeader, kind: str) -> None:
     """Raises TraceError if a trace is of the other kind."""
     if header.kind == kind:
         return
-    what = {
-        "decode": "recorded attention, for `prefetchd replay decode`",
-        "restore": "requests and their blocks, for `prefetchd replay restore`",
-    }
-    raise TraceError(f"trace {path} is {what[header.kind]}; this needs {what[kind].split(',')[0]}")
+    what = {"decode": "recorded attention", "restore": "requests and their blocks"}
+    raise TraceError(
+        f"trace {path} is {what[header.kind]}, for `prefetchd replay {header.kind}` and `prefetchd "
+        f"simulate {header.kind}`; this needs {what[kind]}"
+    )
 
 
 def label(header: TraceHeader) -> str:

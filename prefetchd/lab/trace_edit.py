@@ -139,7 +139,8 @@ def _check_mergeable(headers: Sequence[TraceHeader]) -> None:
         if header.kind != "restore":
             raise TraceError(
                 f"trace {header.name} is a decode; only restore traces are merged (to decode "
-                "several requests at once use `prefetchd replay decode --requests`)"
+                "several requests at once use `--requests` of `prefetchd replay decode` or "
+                "`prefetchd simulate decode`)"
             )
     for what in ("block_tokens", "block_bytes"):
         sizes = {getattr(header, what) for header in headers}

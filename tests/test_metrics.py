@@ -81,7 +81,7 @@ def test_what_was_on_its_way_for_another_demand_is_not_covered() -> None:
         Outcomes(timely=2, late=3, miss=3),
         issued=9,
         useful=4,
-        late=3,
+        late=2,
         wasted=0,
         pollution=0,
         page_bytes=4096,

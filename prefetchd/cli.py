@@ -30,7 +30,7 @@ from prefetchd.bench.ring import BenchError
 from prefetchd.device import DeviceError
 from prefetchd.engine import EngineError
 from prefetchd.gpu import GpuError
-from prefetchd.guarded import PredictorError
+from prefetchd.guarded import PredictorError, Terminated
 from prefetchd.hostinfo import errno_name
 from prefetchd.lab.record_command import record
 from prefetchd.lab.score_command import score_command
@@ -97,11 +97,15 @@ def _complain(words: object) -> None:
     Console(stderr=True, soft_wrap=True, highlight=False).print("error:", str(words), markup=False)
 
 
+def _terminated(number: int, _: object) -> None:
+    raise Terminated(128 + number)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; errors end in one line on stderr and an exit code."""
     if threading.current_thread() is threading.main_thread():
         # A service manager's end is an end like any other: what was made for the run is removed.
-        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+        signal.signal(signal.SIGTERM, _terminated)
     words = sys.argv[1:] if arguments is None else list(arguments)
     try:
         app(words)

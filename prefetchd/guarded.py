@@ -19,6 +19,10 @@ class PredictorError(Exception):
     """A hook of a predictor raised, or said what cannot be used; its cause is what it raised."""
 
 
+class Terminated(SystemExit):
+    """By a signal, which may arrive in the middle of a hook: not the hook's doing."""
+
+
 class Guarded:
     """The hooks of `predictor`, each of which raises PredictorError and nothing else."""
 
@@ -80,7 +84,7 @@ class Guarded:
         self._raise("predict", error, " (its guess cannot be used)")
 
     def _raise(self, hook: str, error: BaseException, remark: str = "") -> NoReturn:
-        if isinstance(error, KeyboardInterrupt):  # the user's doing; sys.exit() is the hook's
+        if isinstance(error, KeyboardInterrupt | Terminated):  # not the hook's doing, as exit() is
             raise error
         predictor = self._predictor
         name = predictor.name or type(predictor).__name__.lower()
@@ -96,6 +100,8 @@ def made(
     would end the whole program without a word."""
     try:
         return factory(geometry, slots)
+    except Terminated:
+        raise
     except SystemExit as error:
         place = place_of(factory.__init__, error)
         raise PredictorError(f"a predictor, __init__: {place}: SystemExit: {error}") from error

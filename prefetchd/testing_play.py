@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from prefetchd.guarded import place_of
+from prefetchd.guarded import Terminated, place_of
 from prefetchd.history import UseHistory, turns_of
 from prefetchd.model import Access, Feedback, Geometry, Verdict
 from prefetchd.predictor import Guess, Predictor
@@ -104,7 +104,7 @@ class Play:
         try:
             with self._around("__init__"):
                 made: object = make(self.space.geometry, self.space.slots)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, Terminated):
             raise
         except BaseException as error:  # sys.exit() too: a live engine would end by it
             words = f"{type(error).__name__}: {error} ({self.space})"
@@ -185,7 +185,7 @@ class Play:
         try:
             with self._around(hook):
                 answer: object = method(*told)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, Terminated):
             raise
         except BaseException as error:
             place = place_of(getattr(type(self.predictor), hook), error)

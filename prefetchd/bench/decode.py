@@ -12,7 +12,6 @@ it is checked and counted after the run, so that measuring costs the run nothing
 from __future__ import annotations
 
 import ctypes
-import gc
 import time
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +22,7 @@ from prefetchd.bench.content import STAMP_BYTES, stamped
 from prefetchd.bench.decode_loop import Log, Pace, Served, follow
 from prefetchd.lab.workload import Demand, Workload
 from prefetchd.model import Hint, PageHint
+from prefetchd.resting import collector_rests
 from prefetchd.runtime import Runtime
 from prefetchd.stats import Stats
 from prefetchd.tickets import Ticket
@@ -45,13 +45,9 @@ def run_decode(
     The garbage collector rests meanwhile: what it would search through is the replay's own notes.
     """
     _sharpen_sleep()
-    gc.collect()
-    gc.disable()
-    try:
+    with collector_rests():
         stage = _Live(runtime, runtime.buffer(workload.widest), tend=pace.tend)
         return follow(stage, workload, pace, progress)
-    finally:
-        gc.enable()
 
 
 class _Live:

@@ -12,7 +12,6 @@ then on. One thread does all but the puts and tends the runtime in between.
 
 from __future__ import annotations
 
-import gc
 import heapq
 import time
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from prefetchd.bench.content import STAMP_BYTES, nonce, stamped
 from prefetchd.bench.decode import WrongBytes
 from prefetchd.lab.requests import Requests
 from prefetchd.model import NO_IDS, ChainHint, DoneHint, Ids, Outcome
+from prefetchd.resting import collector_rests
 from prefetchd.runtime import Runtime
 from prefetchd.tickets import PutTicket, Ticket
 
@@ -131,15 +131,13 @@ class RestoreRun:
     def run(self) -> RestoreLog:
         """Replay everything once. Raises WrongBytes."""
         putter = Thread(target=self._put_all, name="restore-puts")
-        gc.collect()
-        gc.disable()
-        putter.start()
-        try:
-            self._run()
-        finally:
-            self._to_put.put(None)
-            putter.join()
-            gc.enable()
+        with collector_rests():
+            putter.start()
+            try:
+                self._run()
+            finally:
+                self._to_put.put(None)
+                putter.join()
         self.log.after = self._runtime.stats()
         return self.log
 

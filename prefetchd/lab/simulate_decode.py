@@ -31,6 +31,7 @@ from prefetchd.lab.dpu import NO_DPU, Dpu
 from prefetchd.lab.modelled import described, told_dpu
 from prefetchd.lab.virtual import Record
 from prefetchd.lab.workload import Workload
+from prefetchd.resting import collector_rests
 
 SCHEMA: Literal["prefetchd.simulate.decode/1"] = "prefetchd.simulate.decode/1"
 _ALIGNMENT_BYTES = 4096
@@ -113,7 +114,8 @@ def run_plan(
     if plan.name == "resident":
         stage.preload(workload.geometry.pages)
     pace = Pace(int(settings.layer_us * 1000), settings.hints, settings.warmup_steps)
-    return follow(stage, workload, pace, report.steps if report else None)
+    with collector_rests():
+        return follow(stage, workload, pace, report.steps if report else None)
 
 
 def bounds(

@@ -34,6 +34,7 @@ from prefetchd.lab.requests import Requests
 from prefetchd.lab.restore_run import TIMEOUT_NS, SimulatedRestore
 from prefetchd.lab.virtual import Record, VirtualEngine
 from prefetchd.model import Geometry, Mask
+from prefetchd.resting import collector_rests
 
 _LIMITS = CoreLimits(read_timeout_ns=TIMEOUT_NS)
 _NO_TIME_GB_S = 1e5
@@ -147,7 +148,8 @@ def run_plan(
         progress=progress,
         record=seen(core),
     )
-    log = run.run()
+    with collector_rests():
+        log = run.run()
     log.after = _counted(core, run.engine)
     return log
 

@@ -11,6 +11,8 @@ import os
 import platform
 import resource
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +27,17 @@ def errno_name(code: int) -> str:
     """`EIO (Input/output error)` for 5 or -5."""
     code = abs(code)
     return f"{errno.errorcode.get(code, f'errno {code}')} ({os.strerror(code)})"
+
+
+@contextmanager
+def blaming(path: Path) -> Iterator[None]:
+    """What fails in here and names no file is about this one, as a full file system is."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno and error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 def why_not(result: int, short: str = "short write") -> str:

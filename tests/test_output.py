@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 from pathlib import Path
 
@@ -46,6 +47,13 @@ def test_what_cannot_be_written_is_refused_before_anything_is_made(
     done = run_here(capsys, "bench", "ring", tmp_path / "f", "--size", "1MiB", "--json", nowhere)
     done.failed(2, str(nowhere), "--json")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_told_with_the_file() -> None:
+    full = Path("/dev/full")  # takes nothing, as a full file system does
+    with pytest.raises(OSError, match="No space left") as told:
+        Outputs(full).show(quiet(), encoded=b"{}", table=lambda: None)
+    assert (told.value.errno, told.value.filename) == (errno.ENOSPC, "/dev/full")
 
 
 def test_memory_that_is_not_there_is_told_with_a_remedy() -> None:

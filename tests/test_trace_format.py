@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import tracemalloc
 import zipfile
 from collections.abc import Callable
@@ -276,3 +278,26 @@ def test_a_large_trace_needs_memory_for_a_chunk_only(tmp_path: Path) -> None:
 def test_columns_can_be_read_alone(tmp_path: Path) -> None:
     path = write(tmp_path / "t.npz", DECODE, decode_columns(2))
     assert [list(chunk) for chunk in open_trace(path).chunks(["mass"])] == [["mass"]]
+
+
+@pytest.mark.parametrize("when", ["write", "fsync"])
+def test_a_full_disk_leaves_nothing_and_is_told_with_the_file(
+    when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(TraceWriter if when == "write" else os, when, full)
+    columns: Columns = {
+        "arrival_ns": np.arange(2),
+        "sizes": np.ones(2, np.int64),
+        "blocks": np.arange(2),
+        "session": np.arange(2),
+        "stop": np.zeros(2, np.uint16),
+        "think_ns": np.zeros(2, np.int64),
+    }
+    out = tmp_path / "out.npz"
+    with pytest.raises(OSError, match="No space left") as told:
+        write(out, TraceHeader(kind="restore", name="x", block_tokens=16, stops=("",)), columns)
+    assert told.value.filename == str(out)
+    assert list(tmp_path.iterdir()) == []

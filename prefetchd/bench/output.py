@@ -23,7 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from prefetchd.bench.replay import ReplayError, Report
 from prefetchd.bench.report import check_report
-from prefetchd.hostinfo import medium_of
+from prefetchd.hostinfo import blaming, medium_of
 
 _DRAW_S = 0.5
 _FREE_SHARE = 0.9  # of the free memory that a command may take
@@ -74,7 +74,8 @@ class Outputs:
             table()
         for path, text in ((self.json, encoded), (self.csv, csv.encode())):
             if path is not None and not _is_stdout(path):
-                path.write_bytes(text)
+                with blaming(path):
+                    path.write_bytes(text)
                 _name(console, "result", path)
         if self.report is not None and report is not None:
             report(self.report)

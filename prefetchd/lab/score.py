@@ -19,6 +19,7 @@ from prefetchd.lab.modelled import AT_DEPTH, IN_TURN, described
 from prefetchd.lab.score_cell import run_bounds, run_cell
 from prefetchd.lab.score_grid import Grid, cells, places, same
 from prefetchd.lab.score_result import Bounds, Cell, Place, Row, Score
+from prefetchd.lab.score_workers import abandon
 
 Told = Callable[[str, int], None]
 
@@ -52,9 +53,9 @@ def score(
             else:
                 bounds[found.place] = found
                 told("bounds", 1)
-    finally:
-        for future in futures:
-            future.cancel()
+    except BaseException:
+        abandon(executor)
+        raise
     every = [msgspec.structs.replace(rows[same(cell, grid)], cell=cell) for cell in wanted]
     return Score(
         device=_device(grid, profile),

@@ -39,6 +39,15 @@ def workers(jobs: int, cluster: str | None = None, timeout_s: float = 10.0) -> I
         ) from error
 
 
+def abandon(executor: Executor) -> None:
+    """Let go of all that has not begun. (To cancel futures one by one would break the thread that
+    tells of a process that has died.)"""
+    if isinstance(executor, ProcessPoolExecutor | ThreadPoolExecutor):
+        executor.shutdown(wait=False, cancel_futures=True)
+    else:
+        executor.shutdown(wait=False)
+
+
 @contextmanager
 def _dask(address: str, timeout_s: float) -> Iterator[Executor]:
     try:

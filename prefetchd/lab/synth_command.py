@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from prefetchd.hostinfo import blaming
 from prefetchd.lab.attention import read_attention
 from prefetchd.lab.synth import Adversary, Shape, check_shape, generate, made_from, shape_like
 from prefetchd.lab.synth_fit import TOP_K, AttentionFit, measure, read_fit
@@ -68,7 +69,8 @@ def synth(
     shape = _shape(fit, tokens, steps, layers, kv_heads)
     check_shape(fit, shape)
     if fit_out is not None:
-        fit_out.write_bytes(fit.encode())
+        with blaming(fit_out):
+            fit_out.write_bytes(fit.encode())
     made = None
     header = _header(out.stem, fit, shape, made_from(fit, seed, adversary))
     with progress_bars() as bars:

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from prefetchd.hostinfo import blaming
 from prefetchd.lab.npz import DAMAGE, opened_zip, read_member
 from prefetchd.lab.trace_schema import (
     PREFIX,
@@ -96,7 +97,9 @@ class TraceWriter:
         trace: TracebackType | None,
     ) -> None:
         try:
-            if kind is None:
+            with blaming(self._path):
+                if error is not None:
+                    raise error
                 self._finish()
                 self._zip.close()
                 self._file.flush()
@@ -105,7 +108,8 @@ class TraceWriter:
         finally:
             with suppress(OSError, ValueError):  # what went wrong first is what is told
                 self._zip.close()
-            self._file.close()
+            with suppress(OSError):
+                self._file.close()
             self._part.unlink(missing_ok=True)
 
     def _finish(self) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from prefetchd.hostinfo import blaming
 from prefetchd.lab.requests import head
 from prefetchd.lab.sources import Source
 from prefetchd.lab.text import Told
@@ -36,7 +37,7 @@ def write_libcachesim(
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     accesses = rows = 0
     try:
-        with part.open("x", encoding="ascii", newline="") as file:
+        with blaming(path), part.open("x", encoding="ascii", newline="") as file:
             file.write(HEADER)
             for times, ids, count in _accesses(source, top_k, limit):
                 lines = zip(times.tolist(), ids.tolist(), strict=True)

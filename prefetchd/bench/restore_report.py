@@ -118,7 +118,8 @@ def _staged(result: RestoreResult) -> Figure:
 
 
 def _bounds(result: RestoreResult, leads: list[float]) -> list[dict[str, Any]]:
-    """Each with a dash, a mark and a label of its own, as in a scorecard: colours may be alike."""
+    """Each with a dash, a mark and a label of its own, as in a scorecard: colours may be alike. The
+    labels stand at either end, since two bounds may be one line."""
     looks = [("dot", "diamond-open"), ("dashdot", "star-open"), ("longdash", "square-open")]
     drawn = [bound for bound in result.bounds if bound.hit_rate is not None]
     return [
@@ -128,8 +129,8 @@ def _bounds(result: RestoreResult, leads: list[float]) -> list[dict[str, Any]]:
             "name": html.escape(bound.name),
             "x": [min(leads), max(leads)],
             "y": [100 * (bound.hit_rate or 0.0)] * 2,
-            "text": ["", html.escape(bound.name)],
-            "textposition": "bottom left",
+            "text": ["", html.escape(bound.name)][:: -1 if number % 2 else 1],
+            "textposition": "bottom right" if number % 2 else "bottom left",
             "line": {"color": "@ink", "dash": looks[number % 3][0], "width": 1.2},
             "marker": {"color": "@ink", "symbol": looks[number % 3][1], "size": 8},
         }

@@ -5,8 +5,9 @@ the runtime's; the order of what happens is `bench.decode_loop`'s.
 
 A layer's time: demand its pages, wait until they are readable, hand them to the GPU device; then
 its compute is a real wait, at whose start the hint for the next layer is given (or before it, while
-the GPU copies) and the previous layer's pins are released. What was seen is only noted down then;
-it is checked and counted after the run, so that measuring costs the run nothing.
+the GPU copies) and the pins are released, since the GPU has copies of its own. What was seen is
+only noted down then; it is checked and counted after the run, so that measuring costs the run
+nothing.
 """
 
 from __future__ import annotations
@@ -57,7 +58,6 @@ class _Live:
         self._runtime = runtime
         self._buffer = buffer
         self._tend = tend
-        self._previous: Ticket | None = None
 
     def now_ns(self) -> int:
         return time.monotonic_ns()
@@ -76,9 +76,8 @@ class _Live:
         ticket = self._runtime.demand(demand.pages, scores=demand.scores).wait()
         readable_ns = time.monotonic_ns()
         handed_ns = self._hand_over(ticket, hint)
-        self.close()
-        self._previous = ticket
         present = ticket.slots >= 0
+        ticket.release()
         return Served(
             demand=demand,
             outcomes=ticket.outcomes,
@@ -107,10 +106,6 @@ class _Live:
             self._runtime.engine.tend(until_ns)
         else:
             _sleep_until(until_ns)
-
-    def close(self) -> None:
-        if self._previous is not None:
-            self._previous.release()
 
 
 def check_stamps(log: Log, seed: int) -> int:

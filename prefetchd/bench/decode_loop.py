@@ -73,10 +73,9 @@ class Stage(Protocol):
     def hint(self, hint: Hint) -> None: ...
     def serve(self, demand: Demand, hint: PageHint | None) -> Served:
         """Demand the pages, wait, hand them over; give the hint for the next layer and release
-        the layer before. The pages stay until the next call or `close`."""
+        the pages."""
 
     def compute(self, until_ns: int) -> None: ...
-    def close(self) -> None: ...
 
 
 @dataclass(slots=True)
@@ -132,7 +131,6 @@ def follow(
         log.step_ns.append(stage.now_ns() - started_ns)
         if progress:
             progress(1)
-    stage.close()
     ended_ns = stage.cpu_ns()
     if began_ns is not None and ended_ns is not None:
         log.cpu_ns = ended_ns - began_ns

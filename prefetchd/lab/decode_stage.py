@@ -56,7 +56,6 @@ class VirtualStage:
         self._decision_ns = int(dpu.decision_us * 1e3)
         self._answers: dict[int, Ready] = {}
         self._number = 0
-        self._previous = 0
         self.engine = VirtualEngine(
             core,
             drive,
@@ -109,8 +108,7 @@ class VirtualStage:
             engine.hint(hint)
         if handed_ns > readable_ns:
             engine.run_until(handed_ns)
-        self.close()
-        self._previous = self._number
+        engine.handle(Released(self._number))
         return Served(
             demand=demand,
             outcomes=ready.outcomes,
@@ -135,8 +133,3 @@ class VirtualStage:
 
     def compute(self, until_ns: int) -> None:
         self.engine.run_until(until_ns)
-
-    def close(self) -> None:
-        if self._previous:
-            self.engine.handle(Released(self._previous))
-            self._previous = 0

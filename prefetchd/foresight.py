@@ -39,6 +39,8 @@ class Foresight:
         self._planner = planner
         self._observer = observer
         self._candidates = candidates
+        # What the eviction learns must not depend on whether the predictor ever guesses.
+        self._learns = staging.eviction.history is not None
         self._plan = NO_PLAN
         self.fresh = False
         """Whether nothing has happened since the plan was made: whoever drives says so."""
@@ -64,7 +66,7 @@ class Foresight:
         if self._hint_driven:
             self._hint_driven -= 1
             return False
-        return self._predictor.guesses or missed
+        return self._predictor.guesses or missed or self._learns
 
     def hinted(self, hint: Hint, now_ns: int) -> None:
         """Pass a hint on; ids that no page has are the engine's fault, and dropped."""

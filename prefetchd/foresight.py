@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from prefetchd.guarded import Guarded
-from prefetchd.model import NO_IDS, DoneHint, Geometry, Hint, Ids, Mask, PageHint
+from prefetchd.model import NO_IDS, DoneHint, Geometry, Hint, Ids, Mask, PageHint, Scores
 from prefetchd.observer import Observer
 from prefetchd.planner import NO_PLAN, Plan, Planner
 from prefetchd.predictor import Guess, in_range
@@ -20,6 +20,7 @@ from prefetchd.staging import Staging
 RESTS = frozenset({"end_turn"})
 """Reasons after which a request rests: of recorded agents 59 % were back within five minutes, and
 97 % after a tool. Its pages go before the others'."""
+_ONE = np.float32(1).view(np.uint32)
 _HINT_DRIVEN_DEMANDS = 8  # for so many demands after a hint, planning waits for the next hint
 
 
@@ -39,6 +40,8 @@ class Foresight:
         self._planner = planner
         self._observer = observer
         self._candidates = candidates
+        # What the eviction learns must not depend on whether the predictor ever guesses.
+        self._learns = staging.eviction.history is not None
         self._plan = NO_PLAN
         self.fresh = False
         """Whether nothing has happened since the plan was made: whoever drives says so."""
@@ -64,7 +67,7 @@ class Foresight:
         if self._hint_driven:
             self._hint_driven -= 1
             return False
-        return self._predictor.guesses or missed
+        return self._predictor.guesses or missed or self._learns
 
     def hinted(self, hint: Hint, now_ns: int) -> None:
         """Pass a hint on; ids that no page has are the engine's fault, and dropped."""
@@ -120,8 +123,7 @@ class Foresight:
 
     def _real(self, guess: Guess) -> Guess:
         sure = guess.confidence
-        # Written so that one that is no number fails as well.
-        if sure is not None and len(sure) and not (sure.min() >= 0 and sure.max() <= 1):
+        if sure is not None and len(sure) and not _chances(sure):
             raise ValueError(f"confidences are between 0 and 1, not {sure.min()} to {sure.max()}")
         return in_range(guess, len(self._staging.slot_of)) if len(guess.pages) else guess
 
@@ -144,7 +146,8 @@ class Foresight:
         # What the predictor has not been shown yet may well bring something new.
         unseen = self._observer.due(at_once=False, early=True)
         self._stands = guess.restores and not (left_out or unseen or len(guess.keep))
-        self._observer.foretell(guess.pages if self._stands else NO_IDS)
+        if self._stands or self._observer.foretold:
+            self._observer.foretell(guess.pages if self._stands else NO_IDS)
 
     def unsettle(self) -> None:
         """Something planned could not be had: it may be worth another try."""
@@ -186,9 +189,17 @@ def _real(hint: Hint, geometry: Geometry) -> Hint:
     return hint if real is None else replace(hint, blocks=hint.blocks[real])
 
 
+def _chances(values: Scores) -> bool:
+    """Whether all of some values are between 0 and 1."""
+    # Those from 0 to 1 are, as whole numbers, the least there are: one look instead of two.
+    if values.dtype == np.float32 and np.maximum.reduce(values.view(np.uint32)) <= _ONE:
+        return True
+    return bool(values.min() >= 0 and values.max() <= 1)  # not of one that is no number
+
+
 def _below(ids: Ids, end: int) -> Mask | None:
     """Which ids there are; None: all, as nearly always."""
-    if len(ids) == 0 or ids.view(np.uint64).max() < end:  # a negative id is a huge one, seen so
+    if len(ids) == 0 or np.maximum.reduce(ids.view(np.uint64)) < end:  # a negative id is a huge one, seen so
         return None
     real: Mask = (ids >= 0) & (ids < end)
     return real

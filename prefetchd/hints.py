@@ -18,6 +18,7 @@ START = (1.5, -3.6)
 RANK_MAX = 1.6
 """Beyond this rank the order of a hint says nothing more."""
 PRIOR_SAMPLES = 200.0
+KEPT_MAX = 64
 
 
 class HintOdds:
@@ -29,6 +30,7 @@ class HintOdds:
         self._pending: list[tuple[int, Ids, int] | None] = [None] * geometry.layers
         self._marks = np.zeros(geometry.blocks, np.bool_)  # all False between calls
         self._curves: dict[int, Scores] = {}  # chance by rank, by pages expected
+        self._kept: dict[int, Features] = {}  # likewise
 
     def chances(self, pages: Ids, layer: int) -> Scores:
         """The chance (0..1, float32, falling) that each of `pages` of `layer`, best first, is
@@ -41,7 +43,8 @@ class HintOdds:
         self._pending[layer] = (self._history.turns(layer), pages, expected)
         curve = self._curves.get(expected)
         if curve is None or len(curve) < len(pages):
-            curve = self._curves[expected] = self._odds.chance(_features(2 * len(pages), expected))
+            curve = self._odds.chance(self._features(2 * len(pages), expected))
+            self._curves[expected] = curve
         return curve[: len(pages)]
 
     def foretold(self, layer: int) -> bool:
@@ -59,8 +62,18 @@ class HintOdds:
         self._pending[layer] = None
         _, pages, expected = pending
         hinted = pages // self._history.geometry.layers
-        self._odds.learn(_features(len(pages), expected), among(hinted, blocks, self._marks))
+        came_true = among(hinted, blocks, self._marks)
+        self._odds.learn(self._features(len(pages), expected), came_true)
         self._curves.clear()
+
+    def _features(self, count: int, expected: int) -> Features:
+        """What the first `count` of a hint are judged by. Weights change, these do not."""
+        kept = self._kept.get(expected)
+        if kept is None or len(kept) < count:
+            if len(self._kept) >= KEPT_MAX:
+                self._kept.clear()
+            kept = self._kept[expected] = _features(count, expected)
+        return kept[:count]
 
 
 def among(blocks: Ids, wanted: Ids, marks: Mask) -> Mask:

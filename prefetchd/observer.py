@@ -46,6 +46,11 @@ class Observer:
         self._marks[pages] |= FORETOLD
         self._foretold, self.foretold_gone = pages, False
 
+    @property
+    def foretold(self) -> bool:
+        """Whether the last guess named anything that is all that is needed."""
+        return len(self._foretold) > 0
+
     def all_foretold(self, pages: Ids) -> bool:
         return every(self._marks[pages] >= FORETOLD)
 

@@ -176,7 +176,7 @@ class Planner:
         budget = min(len(pages), most) if guess.restores else self.budget(left_ns)
         if len(pages) == 0 or budget <= 0:
             return NO_PLAN
-        places = np.flatnonzero(slot_of[pages] < 0)
+        (places,) = (slot_of.take(pages) < 0).nonzero()
         if self._distrusted:
             places = places[self._allowed(places, guess.sources)]
         places = self._readable(pages, places, budget)

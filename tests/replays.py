@@ -58,9 +58,16 @@ def write_trace(path: Path, **changes: Any) -> Path:
     return path
 
 
-def workload(path: Path, *, requests: int = 1, shared: float = 0.0, top_k: int = 2) -> Workload:
+def workload(
+    path: Path,
+    *,
+    requests: int = 1,
+    shared: float = 0.0,
+    top_k: int = 2,
+    steps: int | None = None,
+) -> Workload:
     trace = read_attention(path)
-    return batched(trace, top_k=top_k, steps=None, requests=requests, shared_share=shared)
+    return batched(trace, top_k=top_k, steps=steps, requests=requests, shared_share=shared)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ The small trace has 6 steps of 4 layers; with a step of warm-up 20 demands are m
 from __future__ import annotations
 
 import math
+from importlib.resources import as_file, files
 from pathlib import Path
 
 import msgspec
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from prefetchd import metrics
+from prefetchd.bench.decode_options import EMBEDDED_TRACE
 from prefetchd.bench.report import write_report
 from prefetchd.bench.runs import CONTROLS, staging_slots
 from prefetchd.bench.tables import print_replay
@@ -64,6 +66,24 @@ def words(trace: Path, *more: str | Path) -> list[str | Path]:
 
 
 # --- figures ---
+
+
+def test_without_hints_a_predictor_changes_nothing_that_is_read() -> None:
+    """What the eviction learns, and when, depends on the demands alone."""
+    with as_file(files("prefetchd.data") / EMBEDDED_TRACE) as path:
+        decode = workload(path, top_k=16, steps=40)
+    settings = SimulateSettings(
+        staging_slots=staging_slots(decode, 0.1),
+        predictors=("none", "attention"),
+        controls=(),
+        hints=False,
+        warmup_steps=4,
+    )
+    runs = simulate_decode(decode, settings, DRIVE).runs
+    assert [run.name for run in runs] == ["none", "attention"]
+    assert runs[0].outcomes.miss > 0
+    assert runs[0].outcomes == runs[1].outcomes
+    assert runs[0].device_bytes == runs[1].device_bytes
 
 
 def test_the_controls_are_what_they_are_called(trace: Path) -> None:

@@ -50,6 +50,7 @@ class Commit:
         """Flush whatever is not flushed, however young: always, or once."""
         self.coming = 0
         """Blocks whose payload is being written; whoever adds them counts them."""
+        self.failed_flushes = 0  # one after another, of files not known to be broken
         self.troubles: list[Trouble] = []
         """What failed, for whoever counts it."""
         self.broken: set[int] = set()
@@ -66,8 +67,7 @@ class Commit:
         self._dirty: set[int] = set()  # files
         self._under: Phase | None = None
         self._compacting: list[Piece | None] = []  # None: a flush
-        self._serial = 0
-        self._paused_ns = 0
+        self._serial = self._paused_ns = 0
         self._asked_ns = 0  # since when a flush is asked for; 0: it is not
 
     @staticmethod
@@ -142,8 +142,7 @@ class Commit:
     def _flush(self) -> Ops:
         # All there is, even what could wait: the files it lies in are clean from here on.
         taken, self._unflushed = self._unflushed, []
-        self.hurried = False
-        self._asked_ns = 0
+        self.hurried, self._asked_ns = False, 0
         files = sorted(self._dirty)
         self._under = Phase(_FLUSH, taken, files=files)
         self._dirty.clear()
@@ -255,8 +254,9 @@ class Commit:
         who waited is told."""
         bad = {under.files[number]: result for number, result in under.wrong.items()}
         self._note("flush", under.wrong, under)
-        if bad.keys() - self.broken:
-            self._paused_ns = now_ns + _PAUSE_NS
+        failed = bool(bad.keys() - self.broken)
+        self.failed_flushes = self.failed_flushes + 1 if failed else 0
+        self._paused_ns = now_ns + _PAUSE_NS if failed else 0
         shape = self.catalog.superblock
         if 0 in bad and shape.stripes > 1 and self.journal.generation:
             self._lose_journal(bad[0])  # the headers on the other paths say it all

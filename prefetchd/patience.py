@@ -12,12 +12,22 @@ from prefetchd.driver import Driver
 from prefetchd.engine import Engine
 from prefetchd.room import Room
 from prefetchd.turns import Turns
+from prefetchd.writer import Writer
 
 BUSY = "all write buffers are busy; the device ends no write"
 LOST = (
     "all write buffers are held by writes that the device never ended; see the kernel log, and "
     "open the store anew"
 )
+
+_LAST_FLUSHES = 3
+
+
+def past_help(writer: Writer) -> bool:
+    """Whether a close that waits for the writes would wait in vain: the device ends none of those
+    that are left, or no flush goes well."""
+    unended = writer.given_up > 0 and writer.in_flight == 0
+    return unended or writer.commit.failed_flushes >= _LAST_FLUSHES
 
 
 class Patience:

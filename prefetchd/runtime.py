@@ -21,6 +21,7 @@ from prefetchd.holds import Holds, check_demand
 from prefetchd.hostinfo import Medium
 from prefetchd.lookups import Found, Keys, Stamps, as_keys
 from prefetchd.model import Demanded, Hint, Hinted, Ids, Ready, Scores
+from prefetchd.patience import past_help
 from prefetchd.puts import puts_of
 from prefetchd.stats import Stats, take_stats
 from prefetchd.tickets import PutTicket, Ticket
@@ -257,11 +258,9 @@ class Runtime:
         try:
             self._growing.drop_all()
             deadline_ns = self.engine.clock() + _CLOSE_TIMEOUT_NS
-            writer.commit.draining = True
+            writer.commit.draining, writer.commit.failed_flushes = True, 0
             self.engine.look_after_writes()
-            self.engine.wait(
-                lambda: writer.idle or (writer.given_up > 0 and writer.in_flight == 0), deadline_ns
-            )
+            self.engine.wait(lambda: writer.idle or past_help(writer), deadline_ns)
             clean = writer.idle
         finally:
             self.engine.stop()

@@ -17,6 +17,7 @@ from prefetchd.devices.threads import Threads
 from tests.runtime_bench import (
     BLOCKS,
     PLAIN,
+    FaultyRuntime,
     content,
     harm_next,
     keys,
@@ -54,6 +55,15 @@ def test_a_store_that_cannot_be_marked_clean_says_that_it_was_closing(tmp_path: 
     )
     assert "EIO" in str(caught.value)
     check_nothing_is_lost(tmp_path / "kv")
+
+
+def test_a_close_does_not_wait_for_flushes_that_fail_again_and_again() -> None:
+    faulty = FaultyRuntime()
+    runtime = faulty.runtime
+    runtime.put(keys(2), content(2), durability="fast").wait()
+    faulty.device.broken.add(0)
+    runtime.close()
+    assert runtime._parts.driver.writer.commit.failed_flushes == 3
 
 
 def test_a_failed_close_does_not_hide_what_went_wrong_before(

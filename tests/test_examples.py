@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-import subprocess
+import runpy
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,29 +25,36 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def said(name: str, *words: str | Path) -> str:
-    command = [sys.executable, str(EXAMPLES / name), *map(str, words)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture
+def say(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs an example as a program, in this process: loading torch anew takes longer than it."""
+
+    def say(name: str, *words: str | Path) -> str:
+        monkeypatch.setattr(sys, "argv", [name, *map(str, words)])
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+        return capsys.readouterr().out
+
+    return say
 
 
 def known(told: str) -> int:
     return int(re.findall(r"(\d+) of \d+ tokens were in the store", told)[0])
 
 
-def test_a_chat_finds_its_document_again_after_a_restart(folder: Path, tmp_path: Path) -> None:
+def test_a_chat_finds_its_document_again_after_a_restart(
+    folder: Path, tmp_path: Path, say: Callable[..., str]
+) -> None:
     words = (folder / "model", folder / "text", "Who?", "--tokens", "8", "--store", tmp_path / "kv")
-    first, second = (said("chat_restart.py", *words) for _ in range(2))
+    first, second = (say("chat_restart.py", *words) for _ in range(2))
     assert known(first) == 0
     assert known(second) >= len(TEXT) // 16 * 16
     assert first.splitlines()[:-1] == second.splitlines()[:-1]
-    sparse = said("chat_restart.py", *words[:2], "Where?", *words[3:], "--sparse", "4")
+    sparse = say("chat_restart.py", *words[:2], "Where?", *words[3:], "--sparse", "4")
     assert known(sparse) >= len(TEXT) // 16 * 16
 
 
-def test_a_session_is_recorded(folder: Path, tmp_path: Path) -> None:
+def test_a_session_is_recorded(folder: Path, tmp_path: Path, say: Callable[..., str]) -> None:
     out = tmp_path / "out.trace"
-    told = said("record_session.py", folder / "model", folder / "text", out, "--tokens", "12")
+    told = say("record_session.py", folder / "model", folder / "text", out, "--tokens", "12")
     assert re.search(r"\d+ steps; hints foresee \d+% of the needed pages", told)
     assert read_attention(out).prompt_tokens == len(TEXT)

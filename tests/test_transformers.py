@@ -34,17 +34,17 @@ def test_the_base_package_imports_nothing_of_it() -> None:
 
 @pytest.mark.parametrize(
     ("dtype", "length"),
-    [("float32", 1), ("float32", 17), ("float32", 300), ("bfloat16", 300), ("float16", 300)],
+    [("float32", 1), ("float32", 17), ("float32", 200), ("bfloat16", 200), ("float16", 200)],
 )
 def test_exact_mode_says_the_same_tokens(dtype: str, length: int, tmp_path: Path) -> None:
-    model, ids = tiny_model(dtype=dtype), prompt(length)
-    expected = usual(model, ids, 50)
-    with adapter.open(model, tmp_path / "kv", blocks=BLOCKS) as kv:
-        assert stored(kv, ids, 50) == expected
-        assert kv.runtime.stats().outcomes["miss"] > 0 or length < 300
+    model, ids, new = tiny_model(dtype=dtype), prompt(length), 36  # two blocks and more
+    expected = usual(model, ids, new)
+    with adapter.open(model, tmp_path / "kv", blocks=24) as kv:
+        assert stored(kv, ids, new) == expected
+        assert kv.runtime.stats().outcomes["miss"] > 0 or length < 200
         if dtype == "float32":
-            assert stored(kv, ids, 50) == expected  # found again in the same process
-    with adapter.open(model, tmp_path / "kv", blocks=BLOCKS) as kv, torch.no_grad():
+            assert stored(kv, ids, new) == expected  # found again in the same process
+    with adapter.open(model, tmp_path / "kv", blocks=24) as kv, torch.no_grad():
         found, theirs = kv.cache(ids), builtin_cache(model, ids)
         known = (length - 1) // 16 * 16
         assert found.get_seq_length() == known
@@ -53,10 +53,14 @@ def test_exact_mode_says_the_same_tokens(dtype: str, length: int, tmp_path: Path
         ours, usually = (model(ids[:, known:], **{word(): one}).logits for one in (found, theirs))
         assert torch.equal(ours, usually)  # bit by bit, after a restart
         if dtype == "float32":
-            assert stored(kv, ids, 50) == expected
+            assert stored(kv, ids, new) == expected
 
 
 def test_another_process_finds_the_prompt(tmp_path: Path) -> None:
+    model, ids = tiny_model(), prompt(300)
+    with adapter.open(model, tmp_path / "kv", blocks=BLOCKS) as kv:
+        said = stored(kv, ids, 30)
+    assert said == usual(model, ids, 30)
     code = (
         "import sys\n"
         "from pathlib import Path\n"
@@ -65,13 +69,9 @@ def test_another_process_finds_the_prompt(tmp_path: Path) -> None:
         f"with adapter.open(tiny_model(), Path(sys.argv[1]), blocks={BLOCKS}) as kv:\n"
         "    print(kv.cache(prompt(300)).get_seq_length(), *stored(kv, prompt(300), 30))\n"
     )
-    said = []
-    for _ in range(2):
-        command = [sys.executable, "-c", code, str(tmp_path / "kv")]
-        done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
-        said.append([int(word) for word in done.stdout.split()])
-    assert [one[0] for one in said] == [0, 288]
-    assert said[0][1:] == said[1][1:] == usual(tiny_model(), prompt(300), 30)
+    command = [sys.executable, "-c", code, str(tmp_path / "kv")]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
+    assert [int(word) for word in done.stdout.split()] == [288, *said]
 
 
 def test_a_longer_prompt_goes_on_where_a_shorter_one_ended() -> None:
@@ -156,7 +156,7 @@ def test_sparse_mode_with_all_blocks_says_the_same_tokens_and_fewer_read_less() 
     with adapter.open(model, None, blocks=BLOCKS) as kv:
         for kind in ("mean", "minmax", "2bit", "4bit"):
             sparse = adapter.Sparse(blocks=BLOCKS, kind=kind)
-            assert stored(kv, ids, 40, sparse=sparse) == expected
+            assert stored(kv, ids, 20, sparse=sparse) == expected[:20]
         before = sum(kv.runtime.stats().outcomes.values())
         stored(kv, ids, 40, sparse=adapter.Sparse(blocks=2))
         asked = sum(kv.runtime.stats().outcomes.values()) - before

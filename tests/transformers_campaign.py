@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from prefetchd.adapters.selection import Queries
 from prefetchd.adapters.summaries import exact_logits, masses, scaled, summary
 from tests.small_model import small_model, torch, transformers
 
+small_model = cache(small_model)  # reading it takes seconds
 ROOT = Path(__file__).parent.parent
 GREEDY: dict[str, Any] = {"do_sample": False, "pad_token_id": 0}
 NEEDLE = "The access code of the green vault is 48213."
@@ -168,24 +170,45 @@ def restore(folder: Path, prompt: int) -> dict[str, Any]:
     return {**told, "same token": same, "ratio (asked: 0.15)": round(ratio, 3)}
 
 
-def needle(folder: Path) -> dict[str, str]:
-    """What is answered: dense, with 16 far blocks, and from sinks and recent tokens alone."""
+def needle(folder: Path, ids: Any) -> dict[str, str]:
+    """What is answered: dense, with 16 far blocks, and from sinks and recent tokens alone. What it
+    computes stays in `folder`."""
     model, tokenizer = small_model()
-    ids = needle_ids(tokenizer)
     answers = {"prompt tokens": str(ids.shape[1])}
-    with adapter.open(model, folder / "needle", blocks=ids.shape[1] // 16 + 8) as kv:
+    with adapter.open(model, folder, blocks=blocks_of(ids)) as kv:
         for name, sparse in (("dense", None), ("sparse", adapter.Sparse(blocks=16))):
             said = kv.generate(ids, sparse=sparse, max_new_tokens=16, **GREEDY)
             answers[name] = tokenizer.decode(said[0, ids.shape[1] :], skip_special_tokens=True)
+        whole = builtin_of(kv, ids)
     for blocks in (16, 32):
         answers[f"sink and {blocks} recent blocks"] = tokenizer.decode(
-            _without_far(model, ids, blocks, 16), skip_special_tokens=True
+            _without_far(model, whole, ids, blocks, 16), skip_special_tokens=True
         )
     return answers
 
 
-def _without_far(model: Any, ids: Any, blocks: int, tokens: int) -> list[int]:
-    cache = builtin_prefilled(model, ids)
+def blocks_of(ids: Any) -> int:
+    """A store's, for one prompt and a few answers."""
+    return int(ids.shape[1] // 16 + 16)
+
+
+def builtin_of(kv: Any, ids: Any) -> Any:
+    """The built-in cache of all but the last token, read from a store instead of computed."""
+    stored = kv.cache(ids)
+    kv.prefill(stored, ids)
+    made, sequence = transformers.DynamicCache(), stored.sequence
+    far = range(sequence.near.base // 16)
+    blocks = [sequence.far.read_block(place) for place in far]
+    for layer in range(sequence.shape.layers):
+        parts = [*(block[layer] for block in blocks), sequence.near.recent(layer)]
+        keys, values = torch.cat(parts, dim=1).transpose(1, 2)
+        made.update(keys[None], values[None], layer)
+    stored.close()
+    return made
+
+
+def _without_far(model: Any, whole: Any, ids: Any, blocks: int, tokens: int) -> list[int]:
+    cache = copy.deepcopy(whole)
     for layer in cache.layers:
         for name in ("keys", "values"):
             whole = getattr(layer, name)
@@ -202,11 +225,10 @@ def _without_far(model: Any, ids: Any, blocks: int, tokens: int) -> list[int]:
     return said
 
 
-def recall(prompt: int, tokens: int) -> dict[str, Any]:
-    """Of the 32 far blocks that exact scores choose, the share that each kind of summary does."""
-    model, tokenizer = small_model()
-    ids = prompt_ids(tokenizer, prompt)
-    cache = builtin_prefilled(model, ids)
+def recall(cache: Any, ids: Any, tokens: int) -> dict[str, Any]:
+    """Of the 32 far blocks that exact scores choose, the share that each kind of summary does, in
+    every fourth of the steps that go on with a built-in `cache` of a prompt."""
+    model, _ = small_model()
     asked: dict[int, Any] = {}
 
     def told(layer: int, query: Any, following: Any) -> bool:
@@ -240,18 +262,17 @@ def recall(prompt: int, tokens: int) -> dict[str, Any]:
     }
 
 
-def hints(folder: Path, prompt: int, tokens: int) -> dict[str, Any]:
+def hints(folder: Path, ids: Any, tokens: int, warmup_steps: int = 16) -> dict[str, Any]:
     """Sparse decoding with 25 % staging: pages missed with hints and without, after warm-up."""
-    model, tokenizer = small_model()
-    ids = prompt_ids(tokenizer, prompt)
-    blocks = -(-(prompt + tokens) // 16)
+    model, _ = small_model()
     layout = adapter.layout_of(model)
+    blocks = -(-(ids.shape[1] + tokens) // 16)
     staging_bytes = blocks * layout.layers // 4 * layout.page_bytes
     told: dict[str, Any] = {}
     for name in ("none", "attention"):
         options = Options(predictor=name, staging_bytes=staging_bytes, write_buffers=4)
-        with adapter.open(model, folder / "hints", blocks=blocks, options=options) as kv:
-            meter = kv.meter()
+        with adapter.open(model, folder, blocks=blocks_of(ids), options=options) as kv:
+            meter = kv.meter(warmup_steps)
             sparse = adapter.Sparse(blocks=16, hints=name != "none")
             kv.generate(ids, sparse=sparse, meter=meter, max_new_tokens=tokens, **GREEDY)
             run = meter.figures(name)
@@ -281,10 +302,15 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory(prefix="prefetchd-") as name:
         folder = Path(name)
+        tokens = asked.tokens
+
+        def ids() -> Any:
+            return prompt_ids(small_model()[1], asked.prompt)
+
         parts: dict[str, Callable[[], dict[str, Any]]] = {
-            "needle": lambda: needle(folder),
-            "recall": lambda: recall(asked.prompt, asked.tokens),
-            "hints": lambda: hints(folder, asked.prompt, asked.tokens),
+            "needle": lambda: needle(folder / "needle", needle_ids(small_model()[1])),
+            "recall": lambda: recall(builtin_prefilled(small_model()[0], ids()), ids(), tokens),
+            "hints": lambda: hints(folder / "hints", ids(), tokens),
             "restore": lambda: restore(folder, asked.prompt),
             "time": lambda: time_and_memory(folder, asked.prompt, asked.tokens, asked.rounds),
         }

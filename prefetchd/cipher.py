@@ -86,6 +86,13 @@ class PageCipher:
             scratch = self._own.scratch = np.empty(self._page_bytes + TAG_BYTES, np.uint8)
         return scratch
 
+    def forget(self) -> None:
+        """From here on it opens nothing, and nobody opens what it seals. What Python has copied of
+        the secret stays in this process's memory until that is used again."""
+        self._secret = secrets.token_bytes(len(self._secret))
+        self._salt = secrets.token_bytes(_SALT_BYTES)
+        self._ciphers.clear()
+
     def veil(self, keys: Sequence[bytes]) -> list[bytes]:
         """What the medium calls these keys: each is one block of AES, so no two become one."""
         text = self._veil.encryptor().update(b"".join(keys))
@@ -145,7 +152,7 @@ class PageCipher:
         each = np.arange(len(layers))
         tags = np.stack([proofs[each, 2 * layers], proofs[each, 2 * layers + 1]], axis=1)
         size, scratch = self._page_bytes, self._scratch()
-        sealed, tag = scratch[:size], scratch[size:]
+        sealed, whole = scratch[:size], scratch.data
         exact = memory[:, :size]
         good = np.ones(len(layers), np.bool_)
         steps = zip(
@@ -153,15 +160,15 @@ class PageCipher:
             map(self._cipher, _as_texts(np.concatenate(owners, axis=1))),
             _as_texts(nonces),
             self._bound(records["namespace"], records["key"], records["block"]),
-            tags.view(np.uint8),
+            _as_texts(tags),
             strict=True,
         )
         for number, (row, cipher, nonce, bound, own) in enumerate(steps):
             page = exact[row]
             sealed[:] = page
-            tag[:] = own
+            whole[size:] = own
             try:
-                cipher.decrypt_into(nonce, scratch.data, bound, page.data)
+                cipher.decrypt_into(nonce, whole, bound, page.data)
             except InvalidTag:
                 good[number] = False
         return good

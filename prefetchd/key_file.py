@@ -6,8 +6,10 @@ Refuses to know what the key is used for.
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +22,8 @@ from prefetchd.store_place import StoreError
 
 if TYPE_CHECKING:
     from prefetchd.cipher import PageCipher
+
+log = logging.getLogger("prefetchd")
 
 _SECRET_BYTES = 32
 _FILE_BYTES_MAX = 4096
@@ -96,6 +100,7 @@ def _read(path: Path, where: str) -> tuple[bytes, bytes]:
     try:
         with open(path, "rb") as file:
             text = file.read(_FILE_BYTES_MAX)
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
     except FileNotFoundError:
         raise StoreError(
             f"store {where} is encrypted and its key file {path} is not there: put it back; if it "
@@ -110,6 +115,8 @@ def _read(path: Path, where: str) -> tuple[bytes, bytes]:
             raise ValueError
     except ValueError:  # msgspec's own are, too; none may show what is in the file
         raise StoreError(f"{path} is no key file of prefetchd, or is damaged") from None
+    if mode & 0o077:
+        log.warning("key file %s can be used by others (mode %o); chmod 600 it", path, mode)
     return secret, store_id
 
 

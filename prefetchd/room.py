@@ -119,6 +119,7 @@ class Room:
         EngineError if the store's key was destroyed."""
         catalog = self._driver.catalog
         if catalog.cipher is not None and (why := catalog.cipher.gone(self._engine.clock())):
+            catalog.cipher.forget()
             self._engine.fail(EngineError(f"store {self._where}: {why}"))
             self._engine.check()
         if self._driver.rot.rotten:

@@ -278,6 +278,8 @@ def erase(
         raise ValueError("nothing was erased")
     if key_file is not None:
         key_files.destroy(key_file)
+        if not json:
+            _out().print(f"destroyed {key_file}: {_UNREADABLE}", markup=False)
     gone = erase_store(parts.places, raw=raw)
     if json:
         left = {"away": parts.away, "in_use": parts.in_use}
@@ -285,8 +287,7 @@ def erase(
         key = None if key_file is None else str(key_file)
         _print_json({"key_destroyed": key, "erased": [str(path) for path in gone], **found})
     else:
-        told = [] if key_file is None else [f"destroyed {key_file}: {_UNREADABLE}"]
-        told += [f"erased {path}" for path in gone]
+        told = [f"erased {path}" for path in gone]
         if keyed and key_file is None:
             told.append("its key file was not named and is left; destroy it, too")
         told += [f"not erased: {why}" for why in (parts.away | parts.in_use).values()]

@@ -87,6 +87,7 @@ def test_what_was_put_is_read_again_and_lies_nowhere_in_the_clear(
             assert block.seal(NAMES[4]).wait().failures == []
     for more in ({}, {"scan": True}, {}):
         with prefetchd.open(places[0], options=sealed(key, **more)) as runtime:
+            assert runtime.stats().encrypted
             assert np.array_equal(held(runtime, 5), pages[:5])
             assert len(runtime.lookup([NAMES[5]])) == 0
     with prefetchd.open(places[0], options=options, read_only=True) as runtime:

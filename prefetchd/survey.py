@@ -238,7 +238,7 @@ class _Surveyor:
     def _right(self, block: int, layers: range, payload: NDArray[np.uint8]) -> list[bool]:
         if self._cipher is not None:
             records = np.repeat(self._table[block : block + 1], len(layers))
-            rows = payload.reshape(len(layers), -1)
+            rows = payload.reshape(len(layers), self._shape.slot_bytes)
             numbers = np.arange(layers.start, layers.stop)
             good: list[bool] = self._cipher.open(records, numbers, rows, range(len(rows))).tolist()
             return good

@@ -264,7 +264,15 @@ def test_a_runtime_whose_key_is_destroyed_stops(
         prefetchd.open(kv, options=sealed(key))
 
 
-def test_commands(kv: Path, key: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("chunk_bytes", [1 << 22, 20_000])
+def test_commands(
+    chunk_bytes: int,
+    kv: Path,
+    key: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("prefetchd.survey.CHUNK_BYTES", chunk_bytes)
     named = ("--key-file", str(key), "--device", "threads")
     said = run_here(capsys, "store", "info", str(kv), "--device", "threads").out
     assert "ENCRYPTED" in said

@@ -14,7 +14,7 @@ Only this module imports `cryptography`, and only `key_file` imports this module
 
 from __future__ import annotations
 
-import itertools
+import os
 import secrets
 import threading
 from collections.abc import Callable, Sequence
@@ -60,11 +60,24 @@ class PageCipher:
         self._namespace = namespace
         place = superblock.store_id + superblock.fingerprint
         self._place = np.frombuffer(place + self._page_bytes.to_bytes(8, "little"), np.uint8)
-        self._salt = secrets.token_bytes(_SALT_BYTES)
-        self._writes = itertools.count()
+        self._counting = threading.Lock()
+        self._writes = 0
+        self._begin()
         self._ciphers: dict[bytes, AESGCM] = {}
         self._own = threading.local()
         self._veil = Cipher(algorithms.AES256(self._derived(b"names" + namespace)), modes.ECB())
+
+    def _begin(self) -> None:
+        self._salt = secrets.token_bytes(_SALT_BYTES)
+        self._process = os.getpid()
+
+    def _next_write(self) -> tuple[bytes, int]:
+        """What no other write has: the random number of this opening, and one that rises."""
+        with self._counting:
+            if self._process != os.getpid():
+                self._begin()  # a fork has the same numbers
+            self._writes += 1
+            return self._salt, self._writes
 
     def _derived(self, purpose: bytes) -> bytes:
         info = b"prefetchd " + purpose
@@ -90,7 +103,6 @@ class PageCipher:
         """From here on it opens nothing, and nobody opens what it seals. What Python has copied of
         the secret stays in this process's memory until that is used again."""
         self._secret = secrets.token_bytes(len(self._secret))
-        self._salt = secrets.token_bytes(_SALT_BYTES)
         self._ciphers.clear()
 
     def veil(self, keys: Sequence[bytes]) -> list[bytes]:
@@ -117,15 +129,15 @@ class PageCipher:
         """
         layers, size = pages.shape
         slot_bytes, flat, scratch = payload.shape[1], payload.reshape(-1), self._scratch()
-        nonces, number = np.empty(layers, _NONCE), next(self._writes)
+        nonces, (salt, number) = np.empty(layers, _NONCE), self._next_write()
         nonces["write"], nonces["layer"] = number, np.arange(layers)
         names = np.frombuffer(self._namespace + key, "V16")
         (bound,) = self._bound(names[:1], names[1:], np.array([block]))
         proof = np.empty(2 * layers + 3, np.uint64)
         tags = proof[: 2 * layers].view(np.uint8).reshape(layers, TAG_BYTES)
-        proof[-3:-1] = np.frombuffer(self._salt, np.uint64)
+        proof[-3:-1] = np.frombuffer(salt, np.uint64)
         proof[-1] = number
-        encrypt = self._cipher(self._namespace + self._salt).encrypt_into
+        encrypt = self._cipher(self._namespace + salt).encrypt_into
         for layer, nonce in enumerate(_as_texts(nonces)):
             # The tag comes behind its page, where the next one is about to be written.
             place = flat[layer * slot_bytes :][: size + TAG_BYTES]

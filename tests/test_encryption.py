@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import prefetchd
-from prefetchd import EngineError, Options, Runtime, StoreError, key_file
+from prefetchd import EngineError, Options, Runtime, StoreError, key_file, store_making
 from prefetchd.cipher import PageCipher
 from prefetchd.format import Superblock, namespace_id
 from prefetchd.layout import uniform
@@ -141,6 +142,33 @@ def test_a_key_that_does_not_fit_is_told_before_anything_is_written(kv: Path, ke
     with pytest.raises(StoreError, match="is not encrypted, yet key file"):
         prefetchd.open(None, layout(), blocks=4, options=sealed(key))
     assert shape.store_id.hex() in other.read_text()
+
+
+def test_the_key_is_on_the_medium_before_the_store_and_overwritten_before_it_goes(
+    tmp_path: Path, key: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+    flush, write = os.fsync, store_making._write_new
+
+    def flushed(fd: int) -> None:
+        order.append(os.readlink(f"/proc/self/fd/{fd}"))
+        flush(fd)
+
+    def written(*words: Any, **more: Any) -> None:
+        order.append("store")
+        write(*words, **more)
+
+    monkeypatch.setattr(os, "fsync", flushed)
+    monkeypatch.setattr(store_making, "_write_new", written)
+    create(tmp_path / "kv", layout(), 4, fill=False, key_file=key)
+    assert order[:3] == [str(key), str(key.parent), "store"]
+    order.clear()
+    with open(key, "rb") as left:
+        size = len(left.read())
+        key_file.destroy(key)
+        left.seek(0)
+        assert left.read() == bytes(size), "whoever has it open finds nothing"
+    assert order == [str(key), str(key), str(key.parent)]
 
 
 # --- what somebody does to the medium ---
@@ -381,6 +409,26 @@ def test_no_nonce_is_used_twice_under_a_key() -> None:
             seen |= {(proof[-3:].tobytes(), layer) for layer in range(2)}
             seen |= {payload[layer].tobytes() for layer in range(2)}
     assert len(seen) == 2 * 3 * 50 * 2
+
+
+def test_a_fork_does_not_go_on_with_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = plan_superblock(uniform(1, 64), 4, 4096, encrypted=True)
+    cipher, pages = PageCipher(bytes(32), shape, bytes(16)), np.zeros((1, 64), np.uint8)
+    mine = cipher.seal(np.empty((1, 64), np.uint8), pages, b"k" * 16, 0)
+    monkeypatch.setattr("prefetchd.cipher.os.getpid", lambda: -1)
+    theirs = cipher.seal(np.empty((1, 64), np.uint8), pages, b"k" * 16, 0)
+    assert (mine[-3:-1] != theirs[-3:-1]).all()
+
+
+def test_what_is_forgotten_opens_nothing() -> None:
+    shape = plan_superblock(uniform(1, 64), 4, 4096, encrypted=True)
+    cipher, payload = PageCipher(bytes(32), shape, bytes(16)), np.zeros((1, 64), np.uint8)
+    record = np.zeros(1, record_dtype(shape.proof_words))
+    other = PageCipher(bytes(32), shape, bytes(16))
+    for forgotten in (False, True):
+        record["checksums"] = cipher.seal(payload, np.zeros((1, 64), np.uint8), bytes(16), 0)
+        assert other.open(record, np.arange(1), payload, [0]).all() != forgotten
+        cipher.forget()
 
 
 def test_names_are_veiled_one_for_one(tmp_path: Path, key: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,10 +23,11 @@ from prefetchd.core import Core, CoreLimits
 from prefetchd.device import Arena, DeviceError, File, StorageDevice
 from prefetchd.driver import SLOTS_MAX, Driver
 from prefetchd.eviction import EVICTIONS
-from prefetchd.format import Superblock
+from prefetchd.format import Superblock, namespace_id
 from prefetchd.gpu import GpuDevice
 from prefetchd.guarded import made
 from prefetchd.journal import Journal
+from prefetchd.key_file import cipher_of
 from prefetchd.model import Geometry, Ids, Mask
 from prefetchd.paths import Paths
 from prefetchd.pipeline import FlushLimits
@@ -77,7 +79,8 @@ class Options:
     "all", or "second-touch": only what is put for the second time is written. `evict_blocks`: a
     full store forgets what was not used for longest; if not, it refuses new blocks. `scan`: read
     all headers when opening, whatever the journal says. `arena`: where staging and write buffers
-    are made (None: anonymous memory). Raises ValueError for numbers that make no sense.
+    are made (None: anonymous memory). `key_file`: of an encrypted store, made with it. Raises
+    ValueError for numbers that make no sense.
     """
 
     namespace: str = "default"
@@ -103,6 +106,7 @@ class Options:
     evict_blocks: bool = True
     scan: bool = False
     arena: ArenaFactory | None = None
+    key_file: str | Path | None = None
     core: CoreLimits = field(default_factory=CoreLimits)
     planner: PlannerLimits = field(default_factory=PlannerLimits)
 
@@ -158,6 +162,7 @@ def assemble(store: Store, options: Options, progress: Progress | None = None) -
     shape = store.superblock
     geometry = Geometry(shape.layers, shape.blocks)
     try:
+        cipher = cipher_of(shape, store.where, options.key_file, namespace_id(options.namespace))
         slots = _slots(shape, geometry, options.staging_bytes)
         visible = np.zeros(shape.blocks, np.bool_)
         core, predictor_name = build_core(
@@ -176,6 +181,7 @@ def assemble(store: Store, options: Options, progress: Progress | None = None) -
             options.namespace,
             visible,
             scan=options.scan,
+            cipher=cipher,
             progress=progress,
         )
         catalog.blocks_max = blocks_under_cap(shape, options.cap_bytes)

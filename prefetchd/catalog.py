@@ -7,16 +7,22 @@ index's. Reads and writes nothing itself, and reads no clock.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 from numpy.typing import NDArray
 
 from prefetchd.extents import FreeExtents
+from prefetchd.filling import fill
 from prefetchd.format import Binding, Superblock, page_checksum
 from prefetchd.index import Index
 from prefetchd.lookups import Stamps
 from prefetchd.model import Ids, Mask, Slots
 from prefetchd.policy import oldest
 from prefetchd.records import NEVER_NS, PUBLISH, Records, record_dtype
+
+if TYPE_CHECKING:
+    from prefetchd.cipher import PageCipher
 
 _NO_KEY = bytes(16)
 
@@ -28,14 +34,22 @@ class StoreFullError(Exception):
 class Catalog:
     """Blocks of one namespace in one store. Those of other namespaces take space, expire and can be
     evicted; nobody finds or reads them here. `visible`: see `Index`. `table`: the last record of
-    each block, as it is (or is about to be) on the medium.
+    each block, as it is (or is about to be) on the medium. `cipher`: of an encrypted store; keys
+    are then the names that it makes of them.
     """
 
-    def __init__(self, superblock: Superblock, binding: Binding, visible: Mask) -> None:
+    def __init__(
+        self,
+        superblock: Superblock,
+        binding: Binding,
+        visible: Mask,
+        cipher: PageCipher | None = None,
+    ) -> None:
         blocks = superblock.blocks
         self.superblock = superblock
         self.binding = binding
-        self.table: Records = np.zeros(blocks, record_dtype(superblock.layers))
+        self.cipher = cipher
+        self.table: Records = np.zeros(blocks, record_dtype(superblock.proof_words))
         self.index = Index(superblock, self.table["key"], visible)
         self.busy = np.zeros(blocks, np.bool_)  # on their way to the medium: not to be removed yet
         self.blocks_max = self.mine_max = blocks
@@ -81,6 +95,10 @@ class Catalog:
         self._seeds[blocks] = self.binding.seeds(table["key"][blocks])
         known = held & ~occupied
         self.next_expiry_ns = int(table["expires_ns"][known].min(initial=NEVER_NS))
+
+    def names(self, keys: list[bytes]) -> list[bytes]:
+        """What callers' keys are called here and on the medium."""
+        return keys if self.cipher is None else self.cipher.veil(keys)
 
     def find(self, key: bytes) -> int:
         return self.index.find(key)
@@ -223,12 +241,29 @@ class Catalog:
 
     # --- pages ---
 
+    def prepare(
+        self,
+        payload: NDArray[np.uint8],
+        pages: NDArray[np.uint8],
+        block: int,
+        key: bytes,
+        seed: int,
+    ) -> NDArray[np.uint64]:
+        """Copy the pages of a reserved block, (layers, page_bytes), as the medium is to have them;
+        the checksums for `record`. Needs no lock."""
+        if self.cipher is not None:
+            return self.cipher.seal(payload, pages, key, block)
+        return fill(payload, pages, seed)
+
     def verify(self, pages: Ids, staging: NDArray[np.uint8], slots: Slots) -> Mask:
-        """Which slots of `staging` (slots, slot_bytes) hold the pages they should.
+        """Which slots of `staging` (slots, slot_bytes) hold the pages they should; what is
+        encrypted is decrypted there, and so can be verified once.
 
         Hashing 64 KiB costs ten times the loop around it, and xxhash takes one page a call.
         """
         blocks, layers = np.divmod(pages, self.superblock.layers)
+        if self.cipher is not None:
+            return self.cipher.open(self.table[blocks], layers, staging, slots.tolist())
         rows = zip(
             slots.tolist(),
             layers.tolist(),

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -20,8 +21,9 @@ from prefetchd.arena import aligned_arena
 from prefetchd.assembly import Options, open_device
 from prefetchd.catalog import Catalog
 from prefetchd.device import Arena, StorageDevice
-from prefetchd.format import Superblock
+from prefetchd.format import Superblock, namespace_id
 from prefetchd.journal import Journal
+from prefetchd.key_file import cipher_of
 from prefetchd.records import PUBLISH, REMOVE
 from prefetchd.recovery import recover
 from prefetchd.restating import write_headers, write_journal
@@ -30,9 +32,20 @@ from prefetchd.store_opening import Opening, open_store
 from prefetchd.store_place import StoreError
 from prefetchd.survey import Progress, Survey, arena_bytes, survey
 
+if TYPE_CHECKING:
+    from prefetchd.cipher import PageCipher
+
 PROBLEMS_MAX = 1000
 """So many are named; the others are counted."""
-_SHAPE = ("layers", "page_bytes", "slot_bytes", "blocks", "alignment_bytes", "fingerprint")
+_SHAPE = (
+    "layers",
+    "page_bytes",
+    "slot_bytes",
+    "blocks",
+    "alignment_bytes",
+    "fingerprint",
+    "key_check",
+)
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -77,7 +90,7 @@ class Repaired(msgspec.Struct, frozen=True):
 @dataclass(frozen=True, slots=True)
 class Held:
     """An open store, all that was found in it, and memory that its device may use. `closed`: its
-    first superblock as it was found."""
+    first superblock as it was found. `cipher`: if its pages are encrypted and to be read."""
 
     store: Store
     device: StorageDevice
@@ -85,6 +98,7 @@ class Held:
     catalog: Catalog
     journal: Journal
     closed: Superblock
+    cipher: PageCipher | None
     notes: tuple[str, ...]
 
 
@@ -95,12 +109,16 @@ def held(
     *,
     device: str = "uring",
     distrust: bool = False,
+    pages: bool = False,
     progress: Progress | None = None,
 ) -> Iterator[Held]:
-    """`distrust`: journal and headers are both read, however it was closed. Raises StoreError."""
+    """`distrust`: journal and headers are both read, however it was closed. `pages`: they will be
+    read, too. Raises StoreError."""
     store = open_store(place, None, opening)
     try:
         closed = store.superblock
+        key, space = opening.key_file, namespace_id("default")
+        cipher = cipher_of(closed, str(place), key, space) if pages else None
         if distrust:
             store.superblocks[0] = msgspec.structs.replace(closed, clean=False)
         size = max(arena_bytes(closed), closed.extent_bytes)
@@ -110,7 +128,7 @@ def held(
             visible = np.zeros(closed.blocks, np.bool_)
             catalog, journal = recover(store, opened, arena, "default", visible, progress=progress)
             notes = (*store.notes, *notes)
-            yield Held(store, opened, arena, catalog, journal, closed, notes)
+            yield Held(store, opened, arena, catalog, journal, closed, cipher, notes)
         finally:
             opened.close()
     finally:
@@ -127,11 +145,13 @@ def check(
 ) -> Report:
     """Read every page of a store and verify it, and its records against each other. Raises
     StoreError if it cannot be opened."""
-    with held(place, replace(opening, read_only=True), device=device, progress=scanning) as found:
+    opening = replace(opening, read_only=True)
+    with held(place, opening, device=device, pages=True, progress=scanning) as found:
         problems = _Problems(found)
         problems.about_the_whole()
         start_ns = time.monotonic_ns()
-        seen = survey(found.store, found.device, found.arena, found.catalog.table, progress)
+        table = found.catalog.table
+        seen = survey(found.store, found.device, found.arena, table, progress, found.cipher)
         seconds = (time.monotonic_ns() - start_ns) / 1e9
         problems.about_blocks(seen)
         return Report(
@@ -212,9 +232,10 @@ def repair(
     Raises StoreError, and removes nothing, if most of what lies on a path cannot be read: then the
     path is at fault and not the blocks.
     """
-    with held(place, opening, device=device, distrust=True, progress=scanning) as found:
+    words: dict[str, Any] = {"device": device, "progress": scanning}
+    with held(place, opening, distrust=True, pages=True, **words) as found:
         table = found.catalog.table
-        seen = survey(found.store, found.device, found.arena, table, progress)
+        seen = survey(found.store, found.device, found.arena, table, progress, found.cipher)
         _check_paths(found, seen)
         bad = np.array(sorted({*seen.pages, *seen.unread}), np.int64)
         live = bad[table["kind"][bad] == PUBLISH]

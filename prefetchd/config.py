@@ -53,6 +53,7 @@ groups = []
 # evict = "cycle"
 # device = "uring"
 # quota = "100GiB"
+# key_file = "/etc/prefetchd/chat.key"   # encrypted; made with the store
 """
 
 
@@ -99,6 +100,7 @@ class Space(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cap: str = ""
     floor: str = "0"
     ttl_s: float | None = None
+    key_file: str = ""
     admission: str = "all"
     demand_timeout_s: float = 10.0
 
@@ -230,6 +232,7 @@ def settings_of(space: Space) -> NamespaceSettings:
         floor_bytes=_size(space.floor) or 0,
         ttl_s=space.ttl_s,
         admission=space.admission,
+        key_file=space.key_file or None,
     )
     return NamespaceSettings(
         Path(space.store),

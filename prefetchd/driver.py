@@ -127,6 +127,8 @@ class Driver:
         block = int(command.pages[0]) // self.catalog.superblock.layers
         payload = self.writer.payload(block)
         self.staging[command.slots] = 0 if payload is None else payload
+        if payload is not None and self.catalog.cipher is not None:
+            self.catalog.verify(command.pages, self.staging, command.slots)
 
     def write(self, now_ns: int) -> None:
         """Queue what the writer has to do now; `start` hands it to the device."""

@@ -100,7 +100,7 @@ class Engine:
                     self._carry_out(self.core.handle(Released(self._released.popleft()), now_ns))
                 commands = self.core.handle(event, now_ns)
             except PredictorError as error:
-                self._break(error)
+                self.fail(error)
                 self.check()
             if isinstance(event, Hinted | Idle):
                 self.decision_ns.add(self.clock() - now_ns)
@@ -224,7 +224,7 @@ class Engine:
         if self._stopping and isinstance(error, EngineError):
             return
         log.error("the pump thread has stopped", exc_info=error)
-        self._break(error)
+        self.fail(error)
 
     def _turn(self) -> bool:
         """Learn and plan if asked, unless hints are waiting; collect what nobody waits for."""
@@ -275,9 +275,9 @@ class Engine:
     def check(self) -> None:
         """Raise EngineError if the engine can do nothing more."""
         if broken := self._broken:
-            if isinstance(broken, PredictorError):  # whose cause leads to the line in the predictor
-                raise EngineError(f"the engine has stopped: {broken}") from broken.__cause__
-            raise EngineError(f"the engine has stopped: {broken!r}") from broken
+            told = isinstance(broken, PredictorError | EngineError)  # whose cause leads to its line
+            words = f"the engine has stopped: {broken if told else repr(broken)}"
+            raise EngineError(words) from ((told and broken.__cause__) or broken)
         if self._stopping:
             raise EngineError("the engine is closed")
 
@@ -288,7 +288,7 @@ class Engine:
         self._pump.stop()
         self._end()
 
-    def _break(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> None:
         self._broken = self._broken or error
         self._end()
 

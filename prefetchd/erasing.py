@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from prefetchd.format import Superblock
-from prefetchd.store_opening import Opening, exists, superblock_of
+from prefetchd.key_file import belongs
+from prefetchd.store_opening import Opening, exists, peek, superblock_of
 from prefetchd.store_place import (
     LOCK_NAME,
     InUseError,
@@ -31,6 +32,17 @@ class Parts:
     places: list[Path]
     away: dict[Path, str] = field(default_factory=dict)
     in_use: dict[Path, str] = field(default_factory=dict)
+
+
+def parts_with_key(place: Path, key_file: Path, *, raw: bool, lone: bool = False) -> Parts:
+    """The same of an encrypted store whose key is to be destroyed, which can be done while it is in
+    use. Raises StoreError as `parts_of` otherwise, and if this is not its key file."""
+    try:
+        parts = parts_of(place, raw=raw, lone=lone)
+    except InUseError as why:
+        parts = Parts([], in_use={place: str(why)})
+    belongs(key_file, peek(place, raw=raw), str(place))
+    return parts
 
 
 def parts_of(place: Path, *, raw: bool, lone: bool = False) -> Parts:

@@ -10,7 +10,8 @@ The header of an extent is the last record (`prefetchd.records`) of its block, a
 sequence of such records. Block b lies on file b % stripes.
 
 A page's checksum is xxh3-64 of its exact bytes, seeded with the key, namespace, layout fingerprint,
-page length and layer, so that right bytes in the wrong place do not verify.
+page length and layer, so that right bytes in the wrong place do not verify. Where pages are
+encrypted (`prefetchd.cipher`), tags stand in the place of checksums, and names in that of keys.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from numpy.typing import NDArray
 
 from prefetchd.records import Words, mixed, multipliers, record_dtype
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 MAGIC = b"prefetchd"
 _MASK64 = 2**64 - 1
 
@@ -44,6 +45,7 @@ class Superblock(msgspec.Struct, frozen=True):
 
     `epoch` rises with every writing; `paths` (in the first file) names the folders of all;
     `journal` (if `clean`): the generation, pages and records that were in use at the close.
+    `key_check`: what the key of its pages is known by; empty if they are not encrypted.
     """
 
     version: int
@@ -60,10 +62,17 @@ class Superblock(msgspec.Struct, frozen=True):
     stripes: int = 1
     paths: tuple[str, ...] = ()
     journal: tuple[int, int, int] = (0, 0, 0)
+    key_check: bytes = b""
+
+    @property
+    def proof_words(self) -> int:
+        """Of a record, 8 bytes each: a checksum a page, or a tag of two words a page, two words
+        for what the key is derived from and one for the nonces."""
+        return 2 * self.layers + 3 if self.key_check else self.layers
 
     @property
     def record_bytes(self) -> int:
-        return record_dtype(self.layers).itemsize
+        return record_dtype(self.proof_words).itemsize
 
     @property
     def header_bytes(self) -> int:

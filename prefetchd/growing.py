@@ -184,8 +184,8 @@ class GrowingBlock:
         `number` is the other's. If it could not be taken (`refused`, or `failures` at once), it is
         open as before. Raises ValueError if it is not open, or for what `put` does not take.
         """
-        (name,) = as_keys([key])
         blocks = self._blocks
+        (name,) = blocks.catalog.names(as_keys([key]))
         with self._lock:
             self._check()
             ticket, taken = blocks.puts.seal(self._number, name, durability, ttl_s)

@@ -99,7 +99,7 @@ def page_offset(superblock: Superblock, generation: int, page: int) -> int:
 
 
 def _head_check(superblock: Superblock, generation: int) -> int:
-    record = np.zeros(1, record_dtype(superblock.layers))
+    record = np.zeros(1, record_dtype(superblock.proof_words))
     record["sequence"] = generation
     return int(seal(record, superblock, generation)["check"][0])
 
@@ -130,7 +130,8 @@ def unpack(data: Bytes, superblock: Superblock, generation: int) -> Records:
     """The intact records of this generation in whole pages, in their order."""
     per_page, size = superblock.records_per_page, superblock.record_bytes
     rows = data.reshape(-1, superblock.header_bytes)[:, : per_page * size]
-    records: Records = np.ascontiguousarray(rows).reshape(-1).view(record_dtype(superblock.layers))
+    dtype = record_dtype(superblock.proof_words)
+    records: Records = np.ascontiguousarray(rows).reshape(-1).view(dtype)
     return records[genuine(records, superblock, generation)]
 
 

@@ -57,7 +57,15 @@ def open_runtime(
             raise store.StoreError(
                 f"there is no store in {directory}; give blocks= to have one made"
             )
-        store_making.create(directory, layout, blocks, fill=fill, paths=further, raw=raw)
+        store_making.create(
+            directory,
+            layout,
+            blocks,
+            fill=fill,
+            paths=further,
+            raw=raw,
+            key_file=None if options.key_file is None else Path(options.key_file),
+        )
     opening = store_opening.Opening(read_only, allow_missing_paths, raw)
     parts = assemble(store_opening.open_store(directory, layout, opening), options, progress)
     notes = _differences(parts, blocks, further)

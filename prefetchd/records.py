@@ -27,12 +27,13 @@ _SALT_STEP = 0xA0761D6478BD642F
 _CHUNK = 4096  # records checked at a time: keeps the widened copy small
 
 Records = NDArray[Any]
-"""Structured, of `record_dtype(layers)`."""
+"""Structured, of `record_dtype`."""
 Words = NDArray[np.uint64]
 
 
 @cache
-def record_dtype(layers: int) -> np.dtype[Any]:
+def record_dtype(words: int) -> np.dtype[Any]:
+    """`words`: of the checksums; see `Superblock.proof_words`."""
     return np.dtype(
         [
             ("magic", "<u4"),
@@ -43,7 +44,7 @@ def record_dtype(layers: int) -> np.dtype[Any]:
             ("key", "V16"),
             ("namespace", "V16"),
             ("store_id", "V16"),
-            ("checksums", "<u8", (layers,)),
+            ("checksums", "<u8", (words,)),
             ("check", "<u8"),
         ]
     )
@@ -86,7 +87,7 @@ def decode_headers(
     """What the header pages of these blocks say, and which of them say anything."""
     size = superblock.record_bytes
     flat = np.ascontiguousarray(rows[:, :size]).reshape(-1)
-    records: Records = flat.view(record_dtype(superblock.layers))
+    records: Records = flat.view(record_dtype(superblock.proof_words))
     good = genuine(records, superblock) & (records["block"] == blocks)
     return records, good
 

@@ -12,6 +12,7 @@ import errno
 import logging
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +43,9 @@ from prefetchd.restating import CHUNK_BYTES, flush, write_headers, write_journal
 from prefetchd.store import Store, StoreError
 from prefetchd.transfers import operations, transfer
 
+if TYPE_CHECKING:
+    from prefetchd.cipher import PageCipher
+
 log = logging.getLogger("prefetchd")
 
 _SILENT = "the device does not answer; see the kernel log, or use another path"
@@ -58,20 +62,22 @@ def recover(
     visible: Mask,
     *,
     scan: bool = False,
+    cipher: PageCipher | None = None,
     progress: Progress | None = None,
 ) -> tuple[Catalog, Journal]:
     """Prove that the device writes and reads, mark the store in use, find what it holds. Of a store
     that is only read nothing is proved or written; what is found is mended in memory.
 
     `arena` is scratch inside the device's arena, at least one extent long; `visible` (all False)
-    is the catalog's from here on. `scan`: do not believe the journal. Raises StoreError.
+    is the catalog's from here on, and so is `cipher`. `scan`: do not believe the journal. Raises
+    StoreError.
     """
     closed = store.superblock
     if not store.read_only:
         store.mark(device, arena, clean=False)
     shape = store.superblock
     binding = Binding(namespace_id(namespace), shape.fingerprint, shape.page_bytes)
-    catalog = Catalog(shape, binding, visible)
+    catalog = Catalog(shape, binding, visible, cipher)
     found = _Found(store, device, arena, progress)
     journal = None
     if closed.clean and not scan:
@@ -99,7 +105,7 @@ class _Found:
         self._progress = progress or (lambda done, whole: None)
         self._shape: Superblock = store.superblock
         blocks = self._shape.blocks
-        self.table: Records = np.zeros(blocks, record_dtype(self._shape.layers))
+        self.table: Records = np.zeros(blocks, record_dtype(self._shape.proof_words))
         self.seen = np.zeros(blocks, np.bool_)
         self.occupied = np.zeros(blocks, np.bool_)
         self._header_sequence = np.zeros(blocks, np.uint64)

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from prefetchd.driver import Driver
-from prefetchd.engine import Engine
+from prefetchd.engine import Engine, EngineError
 from prefetchd.format import Superblock
 from prefetchd.model import NO_IDS, Forgotten, Geometry, Ids, Mask
 from prefetchd.records import NEVER_NS, PUBLISH
@@ -115,8 +115,13 @@ class Room:
         return min(NEVER_NS, self.wall_ns() + int(min(ttl_s, 1e9) * 1e9))
 
     def tidy(self) -> None:
-        """Let go of what has expired or rotted, and of what somebody held when it did."""
+        """Let go of what has expired or rotted, and of what somebody held when it did. Raises
+        EngineError if the store's key was destroyed."""
         catalog = self._driver.catalog
+        if catalog.cipher is not None and (why := catalog.cipher.gone(self._engine.clock())):
+            catalog.cipher.forget()
+            self._engine.fail(EngineError(f"store {self._where}: {why}"))
+            self._engine.check()
         if self._driver.rot.rotten:
             self._note_rot(np.array(self._driver.rot.take(), np.int64))
         if catalog.discarded:

@@ -78,7 +78,7 @@ class Runtime:
 
         Raises EngineError when stopped.
         """
-        names = as_keys(keys)
+        names = self._parts.catalog.names(as_keys(keys))
         with self.engine.lock:
             self.engine.check()
             self.room.tidy()
@@ -200,7 +200,8 @@ class Runtime:
         most as long it waits for the puts before it, if the store has no room for all of them.
         Raises ValueError for a wrong shape, level or time.
         """
-        return self._puts.put(as_keys(keys), pages, durability, ttl_s)
+        names = self._parts.catalog.names(as_keys(keys))
+        return self._puts.put(names, pages, durability, ttl_s)
 
     def grow(self, *, request: int = 0) -> GrowingBlock:
         """Open a block for tokens to come: in staging, readable while it is written, stored under

@@ -82,6 +82,7 @@ class Stats:
     base_latency_us: float
     service_us: float
     decision_ns: NDArray[np.int64]
+    encrypted: bool
 
 
 def _store_writes(parts: Parts, puts: Puts, blocks_open: int) -> StoreWrites:
@@ -149,4 +150,5 @@ def take_stats(parts: Parts, engine: Engine, puts: Puts, blocks_open: int) -> St
         base_latency_us=base_ns / 1e3,
         service_us=service_ns / 1e3,
         decision_ns=engine.decision_ns.values(),
+        encrypted=parts.catalog.cipher is not None,
     )

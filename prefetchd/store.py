@@ -128,10 +128,16 @@ class Store:
 
 
 def plan_superblock(
-    layout: Layout, blocks: int, alignment_bytes: int, paths: Sequence[Path] = ()
+    layout: Layout,
+    blocks: int,
+    alignment_bytes: int,
+    paths: Sequence[Path] = (),
+    *,
+    encrypted: bool = False,
 ) -> Superblock:
     """The first file's superblock of a store for `blocks` blocks of a layout, striped over
-    `paths`. Raises StoreError if it cannot be."""
+    `paths`. `encrypted`: it has room for tags, and lacks its key's check. Raises StoreError if it
+    cannot be."""
     shape = Superblock(
         FORMAT_VERSION,
         layout.layers,
@@ -145,6 +151,7 @@ def plan_superblock(
         stripes=max(1, len(paths)),
         paths=tuple(str(path.absolute()) for path in paths) if len(paths) > 1 else (),
         journal=(1, 0, 0),
+        key_check=bytes(16) if encrypted else b"",
     )
     if blocks < shape.stripes:
         least = "one block" if shape.stripes == 1 else f"one block a path ({shape.stripes})"

@@ -18,16 +18,18 @@ from rich.console import Console
 from rich.progress import Progress
 
 from prefetchd import checking, store_info, store_making
+from prefetchd import key_file as key_files
 from prefetchd.erasing import erase as erase_store
-from prefetchd.erasing import parts_of
+from prefetchd.erasing import parts_of, parts_with_key
 from prefetchd.layout import Layout, LayoutError, uniform
 from prefetchd.layout_command import layout_of
-from prefetchd.store_opening import Opening
+from prefetchd.store_opening import Opening, peek
 from prefetchd.units import parse_bytes
 
 store_app = typer.Typer(help="Make, show, check, repair and erase stores.", no_args_is_help=True)
 
 Told = Callable[[int, int], None]
+_UNREADABLE = "what the store held can no longer be read"
 _SHOWN = 20  # problems; --json has more
 
 StorePath = Annotated[
@@ -37,6 +39,9 @@ RawFlag = Annotated[bool, typer.Option("--raw", help="A path may be a block devi
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 MissingFlag = Annotated[
     bool, typer.Option("--allow-missing-paths", help="Go on without paths that are away.")
+]
+KeyFile = Annotated[
+    Path | None, typer.Option(readable=False, help="The key file of an encrypted store.")
 ]
 DeviceName = Annotated[str, typer.Option(help="How it is read: uring, liburing or threads.")]
 
@@ -92,6 +97,10 @@ def create(
     fill: Annotated[
         bool, typer.Option("--fill/--no-fill", help="Write it once, so that reads touch the drive.")
     ] = True,
+    key_file: Annotated[
+        Path | None,
+        typer.Option(readable=False, help="Encrypt it; the key is kept there, in a new file."),
+    ] = None,
     raw: RawFlag = False,
     force: Annotated[
         bool, typer.Option("--force", help="With --raw: whatever lies there is lost.")
@@ -112,6 +121,7 @@ def create(
             paths=path or [],
             raw=raw,
             force=force,
+            key_file=key_file,
             progress=bar("filling"),
         )
     _show(store_info.look(folder, Opening(read_only=True, raw=raw)), json=json)
@@ -160,6 +170,7 @@ def check(
     folder: StorePath,
     raw: RawFlag = False,
     allow_missing_paths: MissingFlag = False,
+    key_file: KeyFile = None,
     device: DeviceName = "uring",
     json: JsonFlag = False,
 ) -> None:
@@ -167,7 +178,7 @@ def check(
 
     Nothing is written.
     """
-    opening = Opening(True, allow_missing_paths, raw)
+    opening = Opening(True, allow_missing_paths, raw, key_file)
     with _bars() as bar:
         report = checking.check(
             folder,
@@ -205,7 +216,11 @@ def _tell(report: checking.Report) -> None:
 
 @store_app.command("repair")
 def repair(
-    folder: StorePath, raw: RawFlag = False, device: DeviceName = "uring", json: JsonFlag = False
+    folder: StorePath,
+    raw: RawFlag = False,
+    key_file: KeyFile = None,
+    device: DeviceName = "uring",
+    json: JsonFlag = False,
 ) -> None:
     """Remove what fails its checks, make journal and headers agree, free what belongs to nothing.
 
@@ -214,7 +229,7 @@ def repair(
     with _bars() as bar:
         done = checking.repair(
             folder,
-            Opening(raw=raw),
+            Opening(raw=raw, key_file=key_file),
             device=device,
             scanning=bar("reading headers"),
             progress=bar("checking"),
@@ -240,26 +255,41 @@ def erase(
     lone: Annotated[
         bool, typer.Option("--lone", help="What can be, if parts are away or in use.")
     ] = False,
+    key_file: Annotated[
+        Path | None,
+        typer.Option(readable=False, help="Destroy the key of an encrypted one first."),
+    ] = None,
     raw: RawFlag = False,
     json: JsonFlag = False,
 ) -> None:
     """Remove a store: its own files on all its paths, and nothing else that lies there.
 
-    Exit code 3: a part of it is in use, and is left.
+    Exit code 3: a part of it is in use, and is left. Its key is destroyed all the same.
     """
-    parts = parts_of(folder, raw=raw, lone=lone)
-    words = ", ".join(str(part) for part in parts.places)
+    if key_file is None:
+        parts = parts_of(folder, raw=raw, lone=lone)
+    else:
+        parts = parts_with_key(folder, key_file, raw=raw, lone=lone)
+    keyed = bool(peek(folder, raw=raw).key_check)
+    words = ", ".join(map(str, [*parts.places, *([] if key_file is None else [key_file])]))
     if not yes and not sys.stdin.isatty():
         raise ValueError(f"{words} would be erased; say --yes")
     if not yes and not typer.confirm(f"Erase the store on {words}?", err=True):
         raise ValueError("nothing was erased")
+    if key_file is not None:
+        key_files.destroy(key_file)
+        if not json:
+            _out().print(f"destroyed {key_file}: {_UNREADABLE}", markup=False)
     gone = erase_store(parts.places, raw=raw)
     if json:
         left = {"away": parts.away, "in_use": parts.in_use}
         found = {name: {str(path): why for path, why in of.items()} for name, of in left.items()}
-        _print_json({"erased": [str(path) for path in gone], **found})
+        key = None if key_file is None else str(key_file)
+        _print_json({"key_destroyed": key, "erased": [str(path) for path in gone], **found})
     else:
         told = [f"erased {path}" for path in gone]
+        if keyed and key_file is None:
+            told.append("its key file was not named and is left; destroy it, too")
         told += [f"not erased: {why}" for why in (parts.away | parts.in_use).values()]
         _out().print("\n".join(told), markup=False)
     if parts.in_use:

@@ -50,6 +50,7 @@ class Info(msgspec.Struct, frozen=True):
     extent_bytes: int
     alignment_bytes: int
     fingerprint: str
+    encrypted: bool
     clean: bool
     journal_generation: int
     journal_records: int | None
@@ -99,6 +100,7 @@ def _described(name: str, found: Held) -> Info:
         extent_bytes=shape.extent_bytes,
         alignment_bytes=shape.alignment_bytes,
         fingerprint=shape.fingerprint.hex(),
+        encrypted=bool(shape.key_check),
         clean=shape.clean,
         journal_generation=shape.journal[0],
         journal_records=found.journal.records if believed else None,
@@ -144,6 +146,8 @@ def rows(info: Info) -> Iterator[tuple[str, str]]:
     padding = info.slot_bytes - info.page_bytes
     yield "layout", f"{info.layers} pages of {info.page_bytes:,} bytes a block (+{padding} padding)"
     yield "fingerprint", info.fingerprint[:16]
+    if info.encrypted:
+        yield "pages", "ENCRYPTED (AES-256-GCM); reading them takes the key file"
     yield "blocks", f"{info.blocks_stored:,} stored, {info.blocks_free:,} free of {info.blocks:,}"
     if info.blocks_unknown:
         yield "", f"{info.blocks_unknown:,} of which nothing can be told"

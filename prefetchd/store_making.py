@@ -11,8 +11,12 @@ import mmap
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+import msgspec
+
+from prefetchd import key_file as key_files
 from prefetchd.format import FormatError, Superblock, encode_superblock, superblock_place
 from prefetchd.hostinfo import medium_of
 from prefetchd.journal import Journal
@@ -97,6 +101,7 @@ def create(
     size: int | None = None,
     raw: bool = False,
     force: bool = False,
+    key_file: Path | None = None,
     progress: Progress | None = None,
 ) -> Superblock:
     """Make a store: preallocated, and written once if `fill`, so that reads touch the medium.
@@ -104,12 +109,16 @@ def create(
     `blocks`, or as many as `size` bytes of all files together hold. `paths`: further folders, best
     on other drives; block b lies in folder b % (1 + len(paths)). `raw`: each of them may be a block
     device (or a file in its stead) that holds its part directly; `force`: even if something else
-    lies there. Raises StoreError: no such parent, no space, not writable, a store is there already.
+    lies there. `key_file`: encrypt it; the file is made, and must not be there. Raises StoreError:
+    no such parent, no space, not writable, a store is there already.
     """
     folders = [directory, *paths]
     if len({path.absolute() for path in folders}) < len(folders):
         raise StoreError(f"store {directory}: a folder is named twice; name each drive once")
+    key_files.check_place(key_file, folders)
+    plan = partial(plan_superblock, layout, encrypted=key_file is not None)
     places: list[_Place] = []
+    keyed = False
     try:
         for folder in folders:
             with told(folder):
@@ -117,31 +126,38 @@ def create(
                 _claim(places[-1], force=force)
         alignment = max(map(_alignment_of, places))
         if blocks is None:
-            blocks = _blocks_for(layout, size or 0, alignment, folders)
-        shape = plan_superblock(layout, blocks, alignment, folders)
+            blocks = _blocks_for(plan, size or 0, alignment, folders)
+        shape = plan(blocks, alignment, folders)
+        if key_file is not None:
+            check = key_files.make(key_file, shape.store_id)
+            keyed, shape = True, msgspec.structs.replace(shape, key_check=check)
         for number, place in enumerate(places):
             with told(place.path):
                 _write_new(place, shape.of_stripe(number), fill=fill, progress=progress)
     except BaseException:
         for place in reversed(places):  # one may lie in another's folder
             place.undo()
+        if keyed and key_file is not None:
+            key_files.destroy(key_file)
         raise
     finally:
         close_all([fd for place in places for fd in (place.fd, place.lock)])
     return shape
 
 
-def _blocks_for(layout: Layout, size: int, alignment: int, folders: Sequence[Path]) -> int:
+def _blocks_for(
+    plan: Callable[..., Superblock], size: int, alignment: int, folders: Sequence[Path]
+) -> int:
     """How many blocks a store of `size` bytes has. Raises StoreError if it has none."""
     count = len(folders)
-    low, high = count, max(count, size // plan_superblock(layout, count, alignment).extent_bytes)
+    low, high = count, max(count, size // plan(count, alignment).extent_bytes)
     while low < high:
         middle = (low + high + 1) // 2
-        if plan_superblock(layout, middle, alignment, folders).total_bytes <= size:
+        if plan(middle, alignment, folders).total_bytes <= size:
             low = middle
         else:
             high = middle - 1
-    least = plan_superblock(layout, low, alignment, folders).total_bytes
+    least = plan(low, alignment, folders).total_bytes
     if least > size:
         raise StoreError(f"{size} bytes hold no store of this layout; it takes at least {least}")
     return low

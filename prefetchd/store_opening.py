@@ -39,11 +39,13 @@ _FRONT_BYTES = 1 << 18  # both superblocks, at any alignment
 class Opening:
     """How a store is to be opened. `read_only`: nothing is written, not even that it is in use;
     other readers may have it open too. `allow_missing_paths`: without those of its paths that
-    cannot be had, the first excepted. `raw`: a path may be a device that holds it directly."""
+    cannot be had, the first excepted. `raw`: a path may be a device that holds it directly.
+    `key_file`: of an encrypted one, whose pages are to be read."""
 
     read_only: bool = False
     allow_missing_paths: bool = False
     raw: bool = False
+    key_file: Path | None = None
 
 
 def open_store(
@@ -153,6 +155,16 @@ def superblock_of(
         return _open_file(place, opening, files, locks, remedy)[0]
     finally:
         close_all([*(file.fd for file in files), *locks])
+
+
+def peek(place: Path, *, raw: bool) -> Superblock:
+    """The superblock of a store, even while somebody else has it open. Raises StoreError."""
+    with told(place):
+        fd = open_data(place, raw=raw, read_only=True)
+        try:
+            return _read_superblock(fd, place)
+        finally:
+            os.close(fd)
 
 
 def exists(place: Path, *, raw: bool = False) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain, zip_longest
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,9 @@ from prefetchd.model import Ids, Mask
 from prefetchd.records import PUBLISH, Records, decode_headers
 from prefetchd.store import Store
 from prefetchd.transfers import operations, transfer
+
+if TYPE_CHECKING:
+    from prefetchd.cipher import PageCipher
 
 CHUNK_BYTES = 1 << 22
 DEPTH = 8
@@ -70,16 +74,27 @@ def survey(
     arena: Arena,
     table: Records,
     progress: Progress | None = None,
+    cipher: PageCipher | None = None,
 ) -> Survey:
     """Hold headers and pages against `table` (one record a block; kind PUBLISH if it is there).
 
-    `arena`: at least `arena_bytes`. The device is idle and nobody else's.
+    `arena`: at least `arena_bytes`. The device is idle and nobody else's. `cipher`: of an encrypted
+    store.
     """
-    return _Surveyor(store, device, arena, table).run(progress or (lambda done, whole: None))
+    surveyor = _Surveyor(store, device, arena, table, cipher)
+    return surveyor.run(progress or (lambda done, whole: None))
 
 
 class _Surveyor:
-    def __init__(self, store: Store, device: StorageDevice, arena: Arena, table: Records) -> None:
+    def __init__(
+        self,
+        store: Store,
+        device: StorageDevice,
+        arena: Arena,
+        table: Records,
+        cipher: PageCipher | None,
+    ) -> None:
+        self._cipher = cipher
         self._shape = store.superblock
         self._device = device
         self._arena = arena
@@ -221,6 +236,12 @@ class _Surveyor:
         return "" if same else "says something else than the journal"
 
     def _right(self, block: int, layers: range, payload: NDArray[np.uint8]) -> list[bool]:
+        if self._cipher is not None:
+            records = np.repeat(self._table[block : block + 1], len(layers))
+            rows = payload.reshape(len(layers), self._shape.slot_bytes)
+            numbers = np.arange(layers.start, layers.stop)
+            good: list[bool] = self._cipher.open(records, numbers, rows, range(len(rows))).tolist()
+            return good
         seed, page_bytes = int(self._seeds[block]), self._shape.page_bytes
         expected = self._table["checksums"][block].tolist()
         flat, slot = payload.reshape(-1).data, self._shape.slot_bytes

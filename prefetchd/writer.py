@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from prefetchd.catalog import Catalog
 from prefetchd.commit import Commit
 from prefetchd.device import OP, WRITE, Ops
-from prefetchd.filling import fill
 from prefetchd.pipeline import COMMIT_BIT, WRITE_TAG, Job, Waiter
 
 
@@ -125,7 +124,8 @@ class Writer:
     def fill(self, job: Job, pages: NDArray[np.uint8]) -> NDArray[np.uint64]:
         """Copy a block, `pages` (layers, page_bytes), into its buffer; its checksums. Needs no
         lock: until it is over the buffer is the caller's alone."""
-        return fill(self._payload(job), pages, job.seed)
+        payload = self._payload(job)
+        return self.catalog.prepare(payload, pages, job.block, job.key, job.seed)
 
     def _payload(self, job: Job) -> NDArray[np.uint8]:
         shape = self.catalog.superblock
@@ -134,7 +134,7 @@ class Writer:
         return rows
 
     def payload(self, block: int) -> NDArray[np.uint8] | None:
-        """What was filled of a block that is not written yet: (layers, slot_bytes)."""
+        """A block that is not written yet, as the medium will have it: (layers, slot_bytes)."""
         job = self._jobs.get(block)
         return None if job is None else self._payload(job)
 

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -113,7 +115,7 @@ class Reader:
 
 
 class World:
-    def __init__(self, stripes: int = 1) -> None:
+    def __init__(self, stripes: int = 1, *, encrypted: bool = False) -> None:
         self.clock = _Clock()
         self.wall_ns = 1_000 * SECOND_NS
         self.versions = 0
@@ -141,14 +143,17 @@ class World:
             self._patches.enter_context(mock.patch(f"prefetchd.engine.{name}", stand_in))
         self._patches.enter_context(mock.patch("prefetchd.transfers._CLOSE_TIMEOUT_NS", 10**6))
         self.device: Faulty
-        self._start(new_image(stripes, BLOCKS))
+        self._key = None
+        if encrypted:
+            self._key = Path(self._patches.enter_context(TemporaryDirectory())) / "key"
+        self._start(new_image(stripes, BLOCKS, self._key))
 
     def _start(self, image: Image) -> None:
         def make(files: Sequence[File], arena: Arena, depth: int) -> Faulty:
             self.device = Faulty(PowerLoss(files, arena, depth, contents=image), Faults())
             return self.device
 
-        options = replace(OPTIONS, device=make)
+        options = replace(OPTIONS, device=make, key_file=self._key)
         shapes = [newest_superblock(file[: 1 << 14]) for file in image]
         self.runtime = Runtime(assemble(of_memory(shapes), options), options)
         self.runtime.room.wall_ns = lambda: self.wall_ns
@@ -169,13 +174,17 @@ class World:
 
     # --- what the model knows ---
 
+    def name_of(self, number: int) -> bytes:
+        """Its key, as the store calls it."""
+        return self.catalog.names([key_of(number)])[0]
+
     def lookup(self, number: int) -> int:
         """The block of a key, or -1. One that was found and is not any more has a reason."""
         found = self.runtime.lookup([key_of(number)])
         self.note()
         if len(found):
             return int(found[0])
-        key = key_of(number)
+        key = self.name_of(number)
         over = self.expires_ns.get(number, np.inf) <= self.wall_ns
         gone = key in self.evicted or over
         if self.path_failed and not gone:
@@ -207,7 +216,7 @@ class World:
             if self.now.get(number) != put.version:
                 self.now[number] = put.version
                 self.expires_ns[number] = self.time_given_ns[put.version]
-                self.evicted.discard(key_of(number))
+                self.evicted.discard(self.name_of(number))
             if put.durable:
                 self.promised[number] = {put.version} | self.late[number]
             elif put.version not in self.promised.get(number, ()):
@@ -383,7 +392,7 @@ class World:
         before, self.now = self.now, {}
         self.late = {number: set() for number in range(KEYS)}
         for number in range(KEYS):
-            self._check_found(number, before, key_of(number) in evicted)
+            self._check_found(number, before, self.name_of(number) in evicted)
         self.runtime.engine.wait(lambda: self.writer.idle, self.clock() + 5 * SECOND_NS)
         self.check_books()
         used = self.catalog.blocks_used

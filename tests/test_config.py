@@ -27,6 +27,7 @@ def test_the_example_can_be_used() -> None:
     )
     everything = parse_config(commented, "with all that is commented out")
     assert settings_of(everything.namespaces["chat"]).options.quota_bytes == 100 << 30
+    assert settings_of(everything.namespaces["chat"]).options.key_file == "/etc/prefetchd/chat.key"
     assert limits_of(everything).write_bytes == 64 << 20
 
 

@@ -30,9 +30,11 @@ STEPS = 50
 
 
 class Consistency(RuleBasedStateMachine):
+    encrypted = False
+
     @initialize(stripes=st.integers(1, 2))
     def begin(self, stripes: int) -> None:
-        self.world = World(stripes)
+        self.world = World(stripes, encrypted=self.encrypted)
 
     @rule(
         number=numbers,
@@ -150,6 +152,14 @@ def profile(examples: int, *, derandomize: bool = True) -> settings:
 
 TestConsistency = Consistency.TestCase
 TestConsistency.settings = profile(40)
+
+
+class Encrypted(Consistency):
+    encrypted = True
+
+
+TestEncrypted = Encrypted.TestCase
+TestEncrypted.settings = profile(4)
 
 
 def campaign(steps: int, seed: int) -> None:

@@ -204,7 +204,7 @@ def rewrite_superblock(folder: Path, **changes: int) -> None:
 
 def test_a_store_of_a_newer_version(made: list[str | Path], folder: Path, capsys: Capture) -> None:
     rewrite_superblock(folder, version=FORMAT_VERSION + 1)
-    run_here(capsys, *made).failed(3, str(folder), "format version 3", "reads 2")
+    run_here(capsys, *made).failed(3, str(folder), "format version 4", "reads 3")
 
 
 def test_a_damaged_and_a_shortened_store(

@@ -152,7 +152,7 @@ def flipped(content: bytearray) -> bytearray:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (newer, "format version 3, this program reads 2"),
+        (newer, "format version 4, this program reads 3"),
         (flipped, "superblock is damaged"),
         (lambda content: content[:-4096], "is cut short"),
         (lambda content: content[:10], "superblock is damaged"),

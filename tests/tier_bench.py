@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any, cast
 
 import msgspec
@@ -23,6 +24,7 @@ from prefetchd.driver import Driver
 from prefetchd.engine import Engine
 from prefetchd.format import Superblock, encode_superblock, newest_superblock, superblock_place
 from prefetchd.journal import Journal
+from prefetchd.key_file import make
 from prefetchd.model import Ids
 from prefetchd.paths import Paths
 from prefetchd.pipeline import FlushLimits, Waiter
@@ -48,9 +50,12 @@ def pages_of(number: int) -> NDArray[np.uint8]:
     return np.random.default_rng(number).integers(0, 256, (LAYERS, PAGE_BYTES), np.uint8)
 
 
-def new_image(stripes: int, blocks: int = BLOCKS) -> Image:
-    shape = plan_superblock(layout(PAGE_BYTES, LAYERS), blocks, 4096)
-    shape = msgspec.structs.replace(shape, stripes=stripes)
+def new_image(stripes: int, blocks: int = BLOCKS, key: Path | None = None) -> Image:
+    """`key`: encrypted; where the key file is made."""
+    planned = plan_superblock(layout(PAGE_BYTES, LAYERS), blocks, 4096, encrypted=key is not None)
+    shape = msgspec.structs.replace(planned, stripes=stripes)
+    if key is not None:
+        shape = msgspec.structs.replace(shape, key_check=make(key, shape.store_id))
     image: Image = []
     for part in map(shape.of_stripe, range(stripes)):
         file = np.zeros(part.file_bytes, np.uint8)

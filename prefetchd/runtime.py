@@ -14,6 +14,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from prefetchd.advising import Advising
 from prefetchd.assembly import Options, Parts
 from prefetchd.engine import Engine
 from prefetchd.growing import GrowingBlock, OpenBlocks
@@ -31,7 +32,7 @@ log = logging.getLogger("prefetchd")
 _CLOSE_TIMEOUT_NS = 30_000_000_000
 
 
-class Runtime:
+class Runtime(Advising):
     """One store, one staging buffer, one engine. Usable as a context manager, also `async with`.
 
     Thread-safe. Made by `prefetchd.open`.

@@ -23,6 +23,7 @@ from prefetchd.config import Config, limits_of, settings_of, socket_mode
 from prefetchd.sidecar.namespace import Namespaces, NamespaceSettings, open_namespace
 from prefetchd.sidecar.place import Place, default_socket, state_folder
 from prefetchd.sidecar.server import Server
+from prefetchd.sidecar.supervisor import Supervisor
 from prefetchd.store import StoreError
 from prefetchd.units import parse_bytes
 
@@ -57,17 +58,21 @@ def serve(
     try:
         _open_all(namespaces)
         server = Server(place, namespaces, limits_of(settings))
+        server.supervisor = Supervisor(os.environ)
     except BaseException:
         place.close()
         raise
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: server.stop())
     if config is not None:
-        signal.signal(signal.SIGHUP, lambda *_: server.interrupt(partial(_reload, config, server)))
+        signal.signal(
+            signal.SIGHUP, lambda *_: server.interrupt(partial(_reloaded, config, server))
+        )
     _tell(server)
     try:
         server.run()
     finally:
+        server.supervisor.stopping()
         failures = server.close()
     if failures:
         raise StoreError("; ".join(failures))
@@ -113,6 +118,14 @@ def _open_all(namespaces: Namespaces) -> None:
         raise
 
 
+def _reloaded(path: Path, server: Server) -> None:
+    server.supervisor.reloading()
+    try:
+        _reload(path, server)
+    finally:
+        server.supervisor.ready(_status(server))
+
+
 def _reload(path: Path, server: Server) -> None:
     """Who may use what, and namespaces that are new. What is wrong changes nothing."""
     try:
@@ -138,7 +151,12 @@ def _tell(server: Server) -> None:
         )
         for note in runtime.notes:
             console.print(f"{name}: note: {note}", markup=False)
+    server.supervisor.ready(_status(server))
     typer.echo(f"serving at unix:{server.place.path}, process {os.getpid()}")
+
+
+def _status(server: Server) -> str:
+    return f"serving {len(server.namespaces.open)} namespaces at {server.place.path}"
 
 
 @config_app.command("init")

@@ -24,7 +24,7 @@ class Reads:
         self._staging = staging
         self._planner = planner
         self._counters = counters
-        self._timeout_ns = timeout_ns
+        self.timeout_ns = timeout_ns
         self.meter = ReadMeter()
         self.in_flight = 0
         """Reads that are waited for."""
@@ -45,7 +45,7 @@ class Reads:
             self.meter.begin(now_ns)
         self.in_flight += len(slots)
         self._planner.spend(len(slots))
-        deadline_ns = now_ns + self._timeout_ns
+        deadline_ns = now_ns + self.timeout_ns
         self.look_ns = min(self.look_ns, deadline_ns)
         return Read(pages, slots, generations, io_class, deadline_ns)
 
@@ -85,7 +85,7 @@ class Reads:
     def overdue(self, now_ns: int) -> Slots:
         """Slots whose reads have not ended in time."""
         reading = np.flatnonzero(self._staging.state == READING)
-        return reading[self._staging.issued_ns[reading] + self._timeout_ns <= now_ns]
+        return reading[self._staging.issued_ns[reading] + self.timeout_ns <= now_ns]
 
     def give_up(self, slots: Slots) -> Cancel:
         """Forget these pages; nobody may wait for them any more."""

@@ -14,7 +14,6 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from prefetchd.advising import Advising
 from prefetchd.assembly import Options, Parts
 from prefetchd.engine import Engine
 from prefetchd.growing import GrowingBlock, OpenBlocks
@@ -23,6 +22,7 @@ from prefetchd.hostinfo import Medium
 from prefetchd.lookups import Found, Keys, Stamps, as_keys
 from prefetchd.model import Demanded, Hint, Hinted, Ids, Ready, Scores
 from prefetchd.puts import puts_of
+from prefetchd.reconfiguring import Reconfiguring
 from prefetchd.stats import Stats, take_stats
 from prefetchd.tickets import PutTicket, Ticket
 from prefetchd.writer import Written
@@ -32,7 +32,7 @@ log = logging.getLogger("prefetchd")
 _CLOSE_TIMEOUT_NS = 30_000_000_000
 
 
-class Runtime(Advising):
+class Runtime(Reconfiguring):
     """One store, one staging buffer, one engine. Usable as a context manager, also `async with`.
 
     Thread-safe. Made by `prefetchd.open`.

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -22,6 +21,7 @@ from prefetchd import store_opening
 from prefetchd.config import Config, limits_of, settings_of, socket_mode
 from prefetchd.sidecar.namespace import Namespaces, NamespaceSettings, open_namespace
 from prefetchd.sidecar.place import Place, default_socket, state_folder
+from prefetchd.sidecar.reloading import Reloader
 from prefetchd.sidecar.server import Server
 from prefetchd.sidecar.supervisor import Supervisor
 from prefetchd.store import StoreError
@@ -65,9 +65,8 @@ def serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: server.stop())
     if config is not None:
-        signal.signal(
-            signal.SIGHUP, lambda *_: server.interrupt(partial(_reloaded, config, server))
-        )
+        reload = Reloader(config, settings, server).reload
+        signal.signal(signal.SIGHUP, lambda *_: server.interrupt(reload))
     _tell(server)
     try:
         server.run()
@@ -116,26 +115,6 @@ def _open_all(namespaces: Namespaces) -> None:
     except BaseException:
         namespaces.close()
         raise
-
-
-def _reloaded(path: Path, server: Server) -> None:
-    server.supervisor.reloading()
-    try:
-        _reload(path, server)
-    finally:
-        server.supervisor.ready(_status(server))
-
-
-def _reload(path: Path, server: Server) -> None:
-    """Who may use what, and namespaces that are new. What is wrong changes nothing."""
-    try:
-        settings = configuration.read_config(path)
-    except (configuration.ConfigError, OSError) as error:
-        log.error("not reloaded: %s", error)
-        return
-    spaces = {name: settings_of(space) for name, space in settings.namespaces.items()}
-    server.namespaces.configure(spaces)
-    log.info("reloaded %s: %s", path, ", ".join(spaces) or "no namespaces")
 
 
 def _tell(server: Server) -> None:

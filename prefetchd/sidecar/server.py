@@ -113,6 +113,11 @@ class Server:
         self._later.append(task)
         self._bell.ring()
 
+    def aside(self, task: Callable[[], None]) -> None:
+        """Have the opener's thread do this, which may take a while; not any more while stopping."""
+        if not self._stopping:
+            self._opener.submit(task)
+
     def _attend(self) -> None:
         """Look at the devices for which somebody waits, and at no others."""
         for namespace in self.namespaces.open.values():

@@ -6,6 +6,7 @@ with prefetchd.open("/nvme/kv", layout, blocks=10_000) as kv:
         attend(ticket.views())
 """
 
+from prefetchd.advice import Advice
 from prefetchd.assembly import Options
 from prefetchd.device import DeviceError
 from prefetchd.engine import EngineError
@@ -27,6 +28,7 @@ from prefetchd.store import StoreError
 from prefetchd.tickets import PageMissing, PutTicket, Ticket
 
 __all__ = [
+    "Advice",
     "AsyncClient",
     "AwayError",
     "ChainHint",

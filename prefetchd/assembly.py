@@ -22,16 +22,15 @@ from prefetchd.commit import Commit
 from prefetchd.core import Core, CoreLimits
 from prefetchd.device import Arena, DeviceError, File, StorageDevice
 from prefetchd.driver import SLOTS_MAX, Driver
-from prefetchd.eviction import EVICTIONS
 from prefetchd.format import Superblock, namespace_id
 from prefetchd.gpu import GpuDevice
-from prefetchd.guarded import made
 from prefetchd.journal import Journal
 from prefetchd.key_file import cipher_of
 from prefetchd.model import Geometry, Ids, Mask
 from prefetchd.paths import Paths
 from prefetchd.pipeline import FlushLimits
 from prefetchd.planner import Planner, PlannerLimits
+from prefetchd.policies import eviction_of, predictor_of
 from prefetchd.predictor import Predictor
 from prefetchd.recovery import Progress, recover
 from prefetchd.room import blocks_under_cap, blocks_under_quota
@@ -125,7 +124,7 @@ class Options:
             raise ValueError(f"option admission is {self.admission!r}; there are {ADMISSIONS}")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Parts:
     """A runtime's parts. `staging` is (slots, slot_bytes), `scratch` the arena's rest."""
 
@@ -266,14 +265,8 @@ def build_core(
     geometry: Geometry, slots: int, options: Options, known: Callable[[Ids], Mask] | None = None
 ) -> tuple[Core, str]:
     """A core and its predictor's name. `known`: which pages may be guessed at (None: all)."""
-    if options.evict not in EVICTIONS:
-        there = ", ".join(EVICTIONS)
-        raise registry.RegistryError(f"no eviction policy is {options.evict!r}; there are {there}")
-    staging = Staging(slots, geometry, EVICTIONS[options.evict](slots, geometry))
-    named = options.predictor
-    factory = registry.predictor_class(named) if isinstance(named, str) else named
-    predictor = made(factory, geometry, slots)
-    name = predictor.name or type(predictor).__name__.lower()
+    staging = Staging(slots, geometry, eviction_of(options.evict, geometry, slots))
+    predictor, name = predictor_of(options.predictor, geometry, slots)
     return Core(staging, predictor, Planner(options.planner, known), options.core), name
 
 

@@ -39,9 +39,7 @@ class Foresight:
         self._predictor = predictor
         self._planner = planner
         self._observer = observer
-        self._candidates = candidates
-        # What the eviction learns must not depend on whether the predictor ever guesses.
-        self._learns = staging.eviction.history is not None
+        self.candidates = candidates
         self._plan = NO_PLAN
         self.fresh = False
         """Whether nothing has happened since the plan was made: whoever drives says so."""
@@ -67,7 +65,9 @@ class Foresight:
         if self._hint_driven:
             self._hint_driven -= 1
             return False
-        return self._predictor.guesses or missed or self._learns
+        # What the eviction learns must not depend on whether the predictor ever guesses.
+        learns = self._staging.eviction.history is not None
+        return self._predictor.guesses or missed or learns
 
     def hinted(self, hint: Hint, now_ns: int) -> None:
         """Pass a hint on; ids that no page has are the engine's fault, and dropped."""
@@ -79,11 +79,28 @@ class Foresight:
             self._hint_driven = _HINT_DRIVEN_DEMANDS if self._predictor.guesses else 0
         elif isinstance(hint, DoneHint):
             # Its last demands came before its end, or they would look like a new request's.
-            while self._observer.show_next(at_once=True):
-                pass
+            self.learn_all()
             if len(hint.blocks):
                 self._observer.ended(hint.blocks, rests=hint.reason in RESTS)
         self._predictor.on_hint(hint)
+
+    def learn_all(self) -> None:
+        while self._observer.show_next(at_once=True):
+            pass
+
+    @property
+    def reads_history(self) -> bool:
+        return self._predictor.reads_history
+
+    def exchange(self, predictor: Guarded) -> None:
+        """Another predictor from here on. The plan was the old one's."""
+        self._observer.exchange(predictor)
+        self._predictor = predictor
+        self._plan, self._stands, self.fresh = NO_PLAN, False, False
+        self.restores = self.unfinished = False
+        if not predictor.guesses:
+            self._hint_driven = 0
+        self._staging.keep(NO_IDS)
 
     @property
     def learning_due(self) -> bool:
@@ -106,7 +123,7 @@ class Foresight:
         """
         if not self._predictor.guesses or (self._stands and not self._observer.foretold_gone):
             return
-        limit = self._candidates
+        limit = self.candidates
         guess = self._predictor.predict(now_ns, limit)
         try:
             if len(guess.keep) or self._staging.keeping:

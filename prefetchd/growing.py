@@ -41,7 +41,7 @@ class OpenBlocks:
         self._fills = parts.core.fills
         self._read_only = parts.store.read_only
         self._blocks_max = blocks_max
-        self._timeout_ns = timeout_ns
+        self.timeout_ns = timeout_ns
         self._open: dict[int, GrowingBlock] = {}
 
     def __len__(self) -> int:
@@ -53,7 +53,7 @@ class OpenBlocks:
         if self._read_only:
             raise GrowError("no block can be opened: the store is open for reading only")
         self._check_size()
-        deadline_ns = engine.clock() + self._timeout_ns
+        deadline_ns = engine.clock() + self.timeout_ns
         opened: list[GrowingBlock] = []
 
         def attempt() -> bool:

@@ -30,6 +30,8 @@ class Guarded:
         self._predictor = predictor
         # One that never guesses needs no turn of its own after a demand.
         self.guesses = type(predictor).predict is not Predictor.predict
+        self.reads_history = type(predictor).share is not Predictor.share
+        """Whether it may read the policy's, so that neither is changed without the other."""
         self._takes_several = type(predictor).on_accesses is not Predictor.on_accesses
 
     def share(self, history: UseHistory) -> None:

@@ -39,6 +39,17 @@ class Observer:
         self.foretold_gone = False
         """Whether any page that was foretold has gone out since."""
         self._foretold = NO_IDS
+        self._former: Mask | None = None
+        """Pages that an earlier predictor guessed and whose end is not known yet."""
+
+    def exchange(self, predictor: Guarded) -> None:
+        """Another predictor from here on, which is told of no guess but its own."""
+        staging = self._staging
+        self._predictor, self._feedback = predictor, []
+        self.foretell(NO_IDS)
+        if self._former is None:
+            self._former = np.zeros(len(self._marks), np.bool_)
+        self._former[staging.page_of[staging.fresh]] = True
 
     def foretell(self, pages: Ids) -> None:
         """The last guess named these pages, and they are all that is needed."""
@@ -158,6 +169,10 @@ class Observer:
 
     def verdicts(self, pages: Ids, sources: Codes, verdicts: Codes) -> None:
         self.counters.count_verdicts(verdicts)
+        if self._former is not None:
+            own = ~self._former[pages]
+            self._former[pages] = False
+            pages, sources, verdicts = pages[own], sources[own], verdicts[own]
         self._feedback.append(Feedback(pages, sources, verdicts))
 
     def _show_feedback(self) -> None:

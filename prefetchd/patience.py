@@ -40,7 +40,7 @@ class Patience:
         self._catalog = driver.catalog
         self._room = room
         self._turns = turns
-        self._timeout_ns = timeout_ns
+        self.timeout_ns = timeout_ns
 
     def for_turn(self, put: int, names: list[bytes]) -> None:
         """Wait while it has no room beside the puts before it, and holds nothing yet; not if all of
@@ -52,7 +52,7 @@ class Patience:
                     return True
                 return all(self._catalog.find(name) >= 0 for name in names)
 
-        self._engine.wait(begins, self._engine.clock() + self._timeout_ns)
+        self._engine.wait(begins, self._engine.clock() + self.timeout_ns)
 
     def decide(self, step: Callable[[bool], bool], put: int) -> None:
         """Call `step` under the lock until it has decided, and with True when time is up.
@@ -71,7 +71,7 @@ class Patience:
                 return decided
 
         try:
-            if not engine.wait(attempt, engine.clock() + self._timeout_ns):
+            if not engine.wait(attempt, engine.clock() + self.timeout_ns):
                 with engine.lock:
                     engine.check()
                     step(True)

@@ -108,6 +108,13 @@ class Planner:
         self._precision = (wanted + 4) / (self._verdicts.sum(axis=1) + 4)
         self._distrusted = bool(self._precision.min() < self.limits.precision_floor)
 
+    def forget_sources(self) -> None:
+        """Another predictor: its sources have proved nothing yet."""
+        self._verdicts[:] = 0
+        self._precision = np.ones(_SOURCES_MAX)
+        self._probes[:] = 0
+        self._distrusted = False
+
     def device_times_ns(self) -> tuple[float, float]:
         """(base latency, service time per page), both 0 until something was read."""
         return self._base_ns, self._service_ns

@@ -90,9 +90,9 @@ class Puts:
         self.admission = admission
         self.fillers = fillers
         self._write_timeout_ns = write_timeout_ns
-        self._ttl_s = ttl_s
+        self.ttl_s = ttl_s
         self._open = putting
-        self._patience = patience
+        self.patience = patience
         self._numbers = 0
 
     def put(
@@ -101,7 +101,7 @@ class Puts:
         """Raises ValueError for a wrong shape, level or time, EngineError when stopped."""
         shape = self._driver.catalog.superblock
         rows = as_pages(pages, len(names), shape.layers, shape.page_bytes)
-        expires_ns = self.room.expiry_ns(self._ttl_s if ttl_s is None else ttl_s)
+        expires_ns = self.room.expiry_ns(self.ttl_s if ttl_s is None else ttl_s)
         engine, binding = self._engine, self._driver.catalog.binding
         number, ticket = self._begin(len(names), durability)
         batch = _Batch(number, durability)
@@ -109,7 +109,7 @@ class Puts:
         reserved, job = 0, None
         try:
             if names:
-                self._patience.for_turn(number, names)
+                self.patience.for_turn(number, names)
             with self.fillers.shift() as shift:
                 for position in range(len(names)):
                     job = self._reserved(batch, position, names[position], seeds[position])
@@ -148,7 +148,7 @@ class Puts:
     ) -> tuple[PutTicket, bool]:
         """Store an open block; its ticket, and whether it is on its way, so that it is not the
         caller's any more. If not, it was refused, could not be stored, or the key is there."""
-        expires_ns = self.room.expiry_ns(self._ttl_s if ttl_s is None else ttl_s)
+        expires_ns = self.room.expiry_ns(self.ttl_s if ttl_s is None else ttl_s)
         engine, writer = self._engine, self._driver.writer
         number, ticket = self._begin(1, durability)
         batch = _Batch(number, durability)
@@ -170,13 +170,13 @@ class Puts:
             self._fill(jobs[0], pages, expires_ns)
             return True
 
-        self._patience.decide(decide, number)
+        self.patience.decide(decide, number)
         engine.wake()
         return ticket, bool(jobs)
 
     def _reserved(self, batch: _Batch, position: int, key: bytes, seed: int) -> Job | None:
         """Room for a block; None if it needs or gets none."""
-        patience, writer = self._patience, self._driver.writer
+        patience, writer = self.patience, self._driver.writer
         with self._engine.lock:
             waiter = self._waiter(batch, position)
             if self._answered(waiter, key) or self._refused(waiter, key):

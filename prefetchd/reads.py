@@ -11,6 +11,7 @@ import numpy as np
 from prefetchd.counters import Counters
 from prefetchd.model import Cancel, Completed, Ids, IoClass, Mask, Read, Slots, every, some
 from prefetchd.planner import Planner
+from prefetchd.read_meter import ReadMeter
 from prefetchd.staging import ABANDONED, READING, READY, Staging
 
 
@@ -23,7 +24,8 @@ class Reads:
         self._staging = staging
         self._planner = planner
         self._counters = counters
-        self._timeout_ns = timeout_ns
+        self.timeout_ns = timeout_ns
+        self.meter = ReadMeter()
         self.in_flight = 0
         """Reads that are waited for."""
         self.given_up = 0
@@ -39,9 +41,11 @@ class Reads:
         staging.generation[slots] = generations
         staging.issued_ns[slots] = now_ns
         staging.ahead[slots] = np.arange(self.in_flight + 1, self.in_flight + 1 + len(slots))
+        if not self.in_flight:
+            self.meter.begin(now_ns)
         self.in_flight += len(slots)
         self._planner.spend(len(slots))
-        deadline_ns = now_ns + self._timeout_ns
+        deadline_ns = now_ns + self.timeout_ns
         self.look_ns = min(self.look_ns, deadline_ns)
         return Read(pages, slots, generations, io_class, deadline_ns)
 
@@ -63,13 +67,17 @@ class Reads:
         self.in_flight -= len(slots)
         # Only what somebody waits for is noticed at once; other completions may have lain about.
         pinned = staging.pins[slots] > 0
-        if some(pinned):
+        awaiting = some(pinned)
+        if awaiting:
             awaited = slots[pinned]
             self._planner.observe_reads(staging.ahead[awaited], now_ns - staging.issued_ns[awaited])
         if self.prefetching:
             self.prefetching -= int(np.count_nonzero(staging.prefetched[slots]))
             staging.prefetched[slots] = False
-        staging.state[slots if every(verified) else slots[verified]] = READY
+        whole = every(verified)
+        staging.state[slots if whole else slots[verified]] = READY
+        come = len(slots) if whole else int(np.count_nonzero(verified))
+        self.meter.moved(come, now_ns, idle=not self.in_flight, awaited=awaiting)
         if self._counters.retried:
             staging.attempts[slots[verified]] = 0
         return slots, verified
@@ -77,7 +85,7 @@ class Reads:
     def overdue(self, now_ns: int) -> Slots:
         """Slots whose reads have not ended in time."""
         reading = np.flatnonzero(self._staging.state == READING)
-        return reading[self._staging.issued_ns[reading] + self._timeout_ns <= now_ns]
+        return reading[self._staging.issued_ns[reading] + self.timeout_ns <= now_ns]
 
     def give_up(self, slots: Slots) -> Cancel:
         """Forget these pages; nobody may wait for them any more."""
@@ -85,5 +93,6 @@ class Reads:
         self.prefetching -= int(np.count_nonzero(self._staging.prefetched[slots]))
         self.in_flight -= len(slots)
         self.given_up += len(slots)
+        self.meter.drop()
         self._staging.abandon(slots)
         return Cancel(slots)

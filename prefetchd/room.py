@@ -103,6 +103,13 @@ class Room:
         self._leaving = NO_IDS  # hidden, and still held
         self._looked_ns = -_LOOK_NS
 
+    def bound(self, floor_bytes: int, lease_ns: int) -> None:
+        """Go by these from now on; leases that were given stay."""
+        self._floor_bytes, self._lease_ns = floor_bytes, lease_ns
+        self._looked_ns = -_LOOK_NS
+        if not (floor_bytes or self._read_only):
+            self.stopped = ""
+
     def lease(self, blocks: Ids) -> None:
         """Somebody has learnt of these blocks, or uses them: keep them for a while."""
         self._leased_until_ns[blocks] = self._engine.clock() + self._lease_ns

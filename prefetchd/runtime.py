@@ -23,6 +23,7 @@ from prefetchd.lookups import Found, Keys, Stamps, as_keys
 from prefetchd.model import Demanded, Hint, Hinted, Ids, Ready, Scores
 from prefetchd.patience import past_help
 from prefetchd.puts import puts_of
+from prefetchd.reconfiguring import Reconfiguring
 from prefetchd.stats import Stats, take_stats
 from prefetchd.tickets import PutTicket, Ticket
 from prefetchd.writer import Written
@@ -32,7 +33,7 @@ log = logging.getLogger("prefetchd")
 _CLOSE_TIMEOUT_NS = 30_000_000_000
 
 
-class Runtime:
+class Runtime(Reconfiguring):
     """One store, one staging buffer, one engine. Usable as a context manager, also `async with`.
 
     Thread-safe. Made by `prefetchd.open`.

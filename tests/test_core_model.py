@@ -20,6 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from prefetchd.core import CoreLimits
 from prefetchd.eviction import EVICTIONS
+from prefetchd.exchanging import exchange
 from prefetchd.model import (
     ChainHint,
     Cleaned,
@@ -180,6 +181,14 @@ class World:
         self.bench.now_ns += time_ns
         self.give(Idle())
 
+    def exchange(self, evict: str, *, predictor: bool) -> None:
+        """Another policy, and maybe another predictor, while everything goes on."""
+        bench = self.bench
+        policy = EVICTIONS[evict](bench.staging.slots, GEOMETRY)
+        if predictor:
+            bench.predictor = Scripted(GEOMETRY, bench.staging.slots)
+        exchange(bench.core, bench.predictor if predictor else None, policy)
+
     # --- what must hold ---
 
     def check(self) -> None:
@@ -310,6 +319,10 @@ class CoreMachine(RuleBasedStateMachine):
     def hint(self, pages: list[int]) -> None:
         scores = np.arange(len(pages)).astype(np.float32)
         self.world.give(Hinted(PageHint(np.array(pages, np.int64), scores)))
+
+    @rule(evict=st.sampled_from(sorted(EVICTIONS)), predictor=st.booleans())
+    def exchange(self, evict: str, predictor: bool) -> None:
+        self.world.exchange(evict, predictor=predictor)
 
     @rule(time_ns=st.integers(0, 150))
     def wait(self, time_ns: int) -> None:

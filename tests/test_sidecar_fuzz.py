@@ -18,6 +18,7 @@ from prefetchd import Client
 from prefetchd.sidecar import protocol
 from prefetchd.sidecar.handshake import hello_for
 from prefetchd.sidecar.protocol import (
+    Advise,
     AskStats,
     Demand,
     Find,
@@ -71,6 +72,7 @@ REQUESTS = st.one_of(
     st.builds(HintDone, STREAMS, st.text(max_size=9), TIMES, RAW),
     st.builds(AskStats, NUMBERS),
     st.builds(Ping, NUMBERS),
+    st.builds(Advise, NUMBERS, RAW, st.floats(), NUMBERS, st.one_of(st.none(), st.floats())),
     st.builds(Hello, NUMBERS, st.text(max_size=9)),
 )
 

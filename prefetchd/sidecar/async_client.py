@@ -17,9 +17,11 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from prefetchd.advice import Advice, Prefill
 from prefetchd.assembly import GpuFactory
 from prefetchd.lookups import Found, Keys, Stamps, as_keys
 from prefetchd.model import NO_IDS, Hint, Ids, Scores
+from prefetchd.sidecar.advising import advice_away, advice_of, advise_frame
 from prefetchd.sidecar.caller import ANSWER_NS, Caller
 from prefetchd.sidecar.conversation import (
     demand_frame,
@@ -102,6 +104,21 @@ class AsyncClient(Caller):
             self.hints_dropped += 1
         else:
             self._line.send(hint_frame(hint, time.monotonic_ns()))
+
+    async def advise(
+        self,
+        blocks: Ids,
+        *,
+        prefill_tokens_s: float,
+        block_tokens: int = 16,
+        pairs_s: float | None = None,
+    ) -> Advice:
+        """See `Client.advise`. While the daemon is away: recompute."""
+        prefill = Prefill(prefill_tokens_s, block_tokens, pairs_s)
+        if self._line.attachment() is None:
+            return advice_away(self._line.away, prefill, len(blocks))
+        make = partial(advise_frame, blocks=blocks, prefill=prefill)
+        return advice_of(await self._line.answer(make, ANSWER_NS), prefill, len(blocks))
 
     async def put(
         self,

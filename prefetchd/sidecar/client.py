@@ -16,10 +16,12 @@ from typing import NoReturn, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from prefetchd.advice import Advice, Prefill
 from prefetchd.assembly import GpuFactory
 from prefetchd.growing import GrowError
 from prefetchd.lookups import Found, Keys, Stamps, as_keys
 from prefetchd.model import NO_IDS, Hint, Ids, Scores
+from prefetchd.sidecar.advising import advice_away, advice_of, advise_frame
 from prefetchd.sidecar.caller import ANSWER_NS, Caller
 from prefetchd.sidecar.conversation import (
     demand_frame,
@@ -127,6 +129,22 @@ class Client(Caller):
             self.hints_dropped += 1
         else:
             self._line.send(link, hint_frame(hint, self._line.clock()))
+
+    def advise(
+        self,
+        blocks: Ids,
+        *,
+        prefill_tokens_s: float,
+        block_tokens: int = 16,
+        pairs_s: float | None = None,
+    ) -> Advice:
+        """See `Runtime.advise`. While the daemon is away: recompute."""
+        prefill = Prefill(prefill_tokens_s, block_tokens, pairs_s)
+        link = self._link()
+        if link is None:
+            return advice_away(self._line.away, prefill, len(blocks))
+        make = partial(advise_frame, blocks=blocks, prefill=prefill)
+        return advice_of(self._line.answer(link, make, ANSWER_NS), prefill, len(blocks))
 
     def tend(self, seconds: float) -> None:
         """Sleep: the daemon has its own thread, and needs none of this one's time."""

@@ -98,6 +98,8 @@ class Namespace:
         """Demands that have no answer yet; while there are any, the loop attends to the device."""
         self.attended = False
         """Whether the loop does."""
+        self.settings: NamespaceSettings | None = None
+        """As it was opened with."""
         self.pool = ThreadPoolExecutor(_PUT_THREADS, f"prefetchd-put-{name}")
 
     @property
@@ -133,7 +135,9 @@ def open_namespace(
         options=replace(settings.options, namespace=name, arena=arena),
         progress=progress,
     )
-    return Namespace(name, runtime, arena)
+    namespace = Namespace(name, runtime, arena)
+    namespace.settings = settings
+    return namespace
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,7 +124,29 @@ class Ping(Message, tag=10, frozen=True):
     id: Number
 
 
-Request = Hello | Find | Demand | Release | Put | HintPages | HintChain | HintDone | AskStats | Ping
+class Advise(Message, tag=11, frozen=True):
+    """`pairs_s`: of attention; None: too little to count."""
+
+    id: Number
+    blocks: Raw
+    prefill_tokens_s: float
+    block_tokens: Number = 16
+    pairs_s: float | None = None
+
+
+Request = (
+    Hello
+    | Find
+    | Demand
+    | Release
+    | Put
+    | HintPages
+    | HintChain
+    | HintDone
+    | AskStats
+    | Ping
+    | Advise
+)
 
 
 # --- from the daemon ---
@@ -207,7 +229,19 @@ class Error(Message, tag=39, frozen=True):
     words: str
 
 
-Reply = Welcome | Found | Pages | PutEnd | Told | Pong | Error
+class Advice(Message, tag=40, frozen=True):
+    """Load the first `blocks` of `found`. None: never measured."""
+
+    id: Number
+    blocks: Number
+    found: Number
+    load_ns: Number | None
+    recompute_ns: Number
+    chosen_ns: Number | None
+    words: str
+
+
+Reply = Welcome | Found | Pages | PutEnd | Told | Pong | Error | Advice
 
 CODES = {
     "bad_request": "the request makes no sense; nothing was done",

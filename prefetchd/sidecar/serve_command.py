@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -22,7 +21,9 @@ from prefetchd import store_opening
 from prefetchd.config import Config, limits_of, settings_of, socket_mode
 from prefetchd.sidecar.namespace import Namespaces, NamespaceSettings, open_namespace
 from prefetchd.sidecar.place import Place, default_socket, state_folder
+from prefetchd.sidecar.reloading import Reloader
 from prefetchd.sidecar.server import Server
+from prefetchd.sidecar.supervisor import Supervisor
 from prefetchd.store import StoreError
 from prefetchd.units import parse_bytes
 
@@ -57,17 +58,20 @@ def serve(
     try:
         _open_all(namespaces)
         server = Server(place, namespaces, limits_of(settings))
+        server.supervisor = Supervisor(os.environ)
     except BaseException:
         place.close()
         raise
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: server.stop())
     if config is not None:
-        signal.signal(signal.SIGHUP, lambda *_: server.interrupt(partial(_reload, config, server)))
+        reload = Reloader(config, settings, server).reload
+        signal.signal(signal.SIGHUP, lambda *_: server.interrupt(reload))
     _tell(server)
     try:
         server.run()
     finally:
+        server.supervisor.stopping()
         failures = server.close()
     if failures:
         raise StoreError("; ".join(failures))
@@ -113,18 +117,6 @@ def _open_all(namespaces: Namespaces) -> None:
         raise
 
 
-def _reload(path: Path, server: Server) -> None:
-    """Who may use what, and namespaces that are new. What is wrong changes nothing."""
-    try:
-        settings = configuration.read_config(path)
-    except (configuration.ConfigError, OSError) as error:
-        log.error("not reloaded: %s", error)
-        return
-    spaces = {name: settings_of(space) for name, space in settings.namespaces.items()}
-    server.namespaces.configure(spaces)
-    log.info("reloaded %s: %s", path, ", ".join(spaces) or "no namespaces")
-
-
 def _tell(server: Server) -> None:
     logging.getLogger("prefetchd").setLevel(logging.INFO)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -138,7 +130,12 @@ def _tell(server: Server) -> None:
         )
         for note in runtime.notes:
             console.print(f"{name}: note: {note}", markup=False)
+    server.supervisor.ready(_status(server))
     typer.echo(f"serving at unix:{server.place.path}, process {os.getpid()}")
+
+
+def _status(server: Server) -> str:
+    return f"serving {len(server.namespaces.open)} namespaces at {server.place.path}"
 
 
 @config_app.command("init")

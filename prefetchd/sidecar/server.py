@@ -36,6 +36,7 @@ from prefetchd.sidecar.namespace import (
 )
 from prefetchd.sidecar.place import Place
 from prefetchd.sidecar.protocol import VERSION, Hello
+from prefetchd.sidecar.supervisor import NOBODY
 from prefetchd.store import StoreError
 
 log = logging.getLogger("prefetchd")
@@ -54,6 +55,7 @@ class Server:
         self.namespaces = namespaces
         self.limits = limits or ServerLimits()
         self.connections: set[Connection] = set()
+        self.supervisor = NOBODY
         self._numbers = 0
         self._stopping = False
         self._bell = Bell()
@@ -82,7 +84,7 @@ class Server:
     def turn(self) -> None:
         """Look at everything once; block while there is nothing."""
         busy = self._lingering or self._later
-        for descriptor, mask in self._epoll.poll(0 if busy else None):
+        for descriptor, mask in self._epoll.poll(0 if busy else self.supervisor.rest_s):
             handler = self._handlers.get(descriptor)
             if handler is not None:  # its connection may have ended in this turn
                 handler(mask)
@@ -94,6 +96,7 @@ class Server:
             except Exception:
                 log.exception("a fault of the daemon's; it goes on")
         self._attend()
+        self.supervisor.beat()
 
     def later(self, task: Callable[[], None]) -> None:
         """Have the loop's thread do this, soon. Any thread may call it."""
@@ -109,6 +112,11 @@ class Server:
         """As `later`, from a signal handler: it runs in the loop's thread, and the loop sleeps."""
         self._later.append(task)
         self._bell.ring()
+
+    def aside(self, task: Callable[[], None]) -> None:
+        """Have the opener's thread do this, which may take a while; not any more while stopping."""
+        if not self._stopping:
+            self._opener.submit(task)
 
     def _attend(self) -> None:
         """Look at the devices for which somebody waits, and at no others."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import astuple
 from functools import partial
 from typing import Any
 
@@ -23,6 +24,7 @@ from prefetchd.sidecar import protocol
 from prefetchd.sidecar.namespace import Namespace
 from prefetchd.sidecar.protocol import (
     TIMEOUT_NS_MAX,
+    Advise,
     AskStats,
     Demand,
     Error,
@@ -79,6 +81,7 @@ class Session:
             HintDone: self._hint_done,
             AskStats: self._stats,
             Ping: self._ping,
+            Advise: self._advise,
         }
 
     @property
@@ -205,6 +208,15 @@ class Session:
         # Samples are for who measures in this process; a client gets none.
         told = msgspec.to_builtins(self._runtime.stats(), enc_hook=lambda _: [])
         self._reply(protocol.Told(message.id, told))
+
+    def _advise(self, message: Advise) -> None:
+        advice = self._runtime.advise(
+            self._ids(message.blocks, "blocks"),
+            prefill_tokens_s=message.prefill_tokens_s,
+            block_tokens=message.block_tokens,
+            pairs_s=message.pairs_s,
+        )
+        self._reply(protocol.Advice(message.id, *astuple(advice)))
 
     def _ping(self, message: Ping) -> None:
         self._reply(protocol.Pong(message.id))

@@ -1,0 +1,116 @@
+"""SIGHUP: the configuration is read again, and what has changed in it is applied while serving.
+
+Decides what counts at once and what has to wait for a restart, and says both in the log. A file
+with a mistake changes nothing; a namespace whose change is refused stays as it was. What of a
+runtime can be changed is the runtime's to say.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import fields
+from functools import partial
+from pathlib import Path
+
+from prefetchd.assembly import Options
+from prefetchd.config import Config, ConfigError, limits_of, read_config, settings_of
+from prefetchd.engine import EngineError
+from prefetchd.guarded import PredictorError
+from prefetchd.registry import RegistryError
+from prefetchd.sidecar.namespace import Namespace, NamespaceSettings
+from prefetchd.sidecar.server import Server
+from prefetchd.store import StoreError
+
+log = logging.getLogger("prefetchd")
+
+_OF_OPENING = frozenset({"namespace", "arena"})
+_ACCESS = ("uids", "gids", "token")
+_PLACE = ("path", "layout", "blocks")
+_REFUSED = (StoreError, RegistryError, PredictorError, EngineError, ValueError, TypeError)
+
+
+class Reloader:
+    """`config`: what the daemon was started with."""
+
+    def __init__(self, path: Path, config: Config, server: Server) -> None:
+        self._path = path
+        self._started = config
+        self._server = server
+
+    def reload(self) -> None:
+        """Called in the loop's thread. What may take a while goes on beside the loop."""
+        server = self._server
+        server.supervisor.reloading()
+        try:
+            config = read_config(self._path)
+            spaces = {name: settings_of(space) for name, space in config.namespaces.items()}
+        except (ConfigError, OSError) as error:
+            log.error("not reloaded: %s", error)
+            self._done()
+            return
+        server.limits = limits_of(config)
+        before = dict(server.namespaces.settings)
+        server.namespaces.configure(spaces)
+        self._tell(config, before, spaces)
+        todo = [(server.namespaces.open[n], s) for n, s in spaces.items() if self._is_open(n)]
+        server.aside(partial(self._apply, todo))
+
+    def _is_open(self, name: str) -> bool:
+        return name in self._server.namespaces.open
+
+    def _done(self) -> None:
+        namespaces = self._server.namespaces.open
+        self._server.supervisor.ready(f"serving {len(namespaces)} namespaces")
+
+    def _tell(
+        self,
+        config: Config,
+        before: dict[str, NamespaceSettings],
+        spaces: dict[str, NamespaceSettings],
+    ) -> None:
+        log.info("reloaded %s: %s", self._path, ", ".join(spaces) or "no namespaces")
+        old, new = self._started, config
+        socket = (old.daemon.socket, old.daemon.socket_mode)
+        if socket != (new.daemon.socket, new.daemon.socket_mode):
+            log.warning("[daemon] socket, socket_mode: need a restart")
+        if old.made != new.made:
+            log.warning("[made]: needs a restart")
+        for name, now in spaces.items():
+            if name not in before and not self._is_open(name):
+                log.info("namespace %s: new, opened when it is asked for", name)
+            elif name in before and _differing(before[name], now, _ACCESS):
+                log.info("namespace %s: who may use it has changed, for new clients", name)
+        for name in before:
+            if name not in self._server.namespaces.settings:
+                log.warning("namespace %s: no new clients; open until a restart", name)
+
+    def _apply(self, todo: list[tuple[Namespace, NamespaceSettings]]) -> None:
+        try:
+            for namespace, settings in todo:
+                self._change(namespace, settings)
+        finally:
+            self._done()
+
+    def _change(self, namespace: Namespace, settings: NamespaceSettings) -> None:
+        name = namespace.name
+        if namespace.settings is not None:
+            for what in _differing(namespace.settings, settings, _PLACE):
+                log.warning("namespace %s: %s: needs a restart", name, what)
+        options = {
+            field.name: getattr(settings.options, field.name)
+            for field in fields(Options)
+            if field.name not in _OF_OPENING
+        }
+        try:
+            changes = namespace.runtime.reconfigure(**options)
+        except _REFUSED as error:
+            log.error("namespace %s: not changed: %s", name, error)
+            return
+        for words in changes.applied:
+            log.info("namespace %s: changed %s", name, words)
+        for words in changes.later:
+            log.warning("namespace %s: %s: needs a restart", name, words)
+
+
+def _differing(old: NamespaceSettings, new: NamespaceSettings, names: tuple[str, ...]) -> list[str]:
+    return [name for name in names if getattr(old, name) != getattr(new, name)]

@@ -23,6 +23,7 @@ from prefetchd.layout import Layout, uniform
 from prefetchd.opening import open_runtime
 from prefetchd.runtime import Runtime
 from prefetchd.sidecar.arena import StagingArena
+from prefetchd.sidecar.drives import DriveGate
 from prefetchd.sidecar.protocol import Hello, Shape
 from prefetchd.store import StoreError
 
@@ -67,7 +68,7 @@ class NamespaceSettings:
 
     `layout` and `blocks`: of a store that is to be made. `path` None: kept in memory, for tests.
     `uids`, `gids`: who may connect (empty both: the daemon's own user). `token`: what a client has
-    to know besides (empty: nothing).
+    to know besides (empty: nothing). `weight`: its share of thread and drives beside others'.
     """
 
     path: Path | None
@@ -78,6 +79,7 @@ class NamespaceSettings:
     uids: frozenset[int] = frozenset()
     gids: frozenset[int] = frozenset()
     token: str = ""
+    weight: int = 1
 
     def admits(self, peer: Peer, token: str, own_uid: int) -> bool:
         uids = self.uids if self.uids or self.gids else {own_uid}
@@ -88,8 +90,12 @@ class NamespaceSettings:
 class Namespace:
     """An open one. Made by `open_namespace`; closed once nobody uses it."""
 
-    def __init__(self, name: str, runtime: Runtime, arena: StagingArena) -> None:
+    def __init__(self, name: str, runtime: Runtime, arena: StagingArena, weight: int = 1) -> None:
         self.name = name
+        self.weight = weight
+        self.gate: DriveGate | None = None
+        """What its reads and writes go through, if it has a drive."""
+        self.clients = 0
         self.runtime = runtime
         self.arena = arena
         self.opening = secrets.token_bytes(16)
@@ -99,6 +105,17 @@ class Namespace:
         self.attended = False
         """Whether the loop does."""
         self.pool = ThreadPoolExecutor(_PUT_THREADS, f"prefetchd-put-{name}")
+
+    def enter(self, clients: int) -> None:
+        """So many more (or fewer) clients use it."""
+        self.clients += clients
+        if self.gate is not None:
+            self.gate.attend(self.clients > 0)
+
+    def let_go_of_drives(self) -> None:
+        """Others need not wait for it."""
+        if self.gate is not None:
+            self.gate.close()
 
     @property
     def device_fd(self) -> int:
@@ -133,7 +150,7 @@ def open_namespace(
         options=replace(settings.options, namespace=name, arena=arena),
         progress=progress,
     )
-    return Namespace(name, runtime, arena)
+    return Namespace(name, runtime, arena, settings.weight)
 
 
 @dataclass(frozen=True, slots=True)

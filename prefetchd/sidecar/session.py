@@ -69,6 +69,7 @@ class Session:
         self._tickets: dict[int, Ticket] = {}
         self._puts = Puts(namespace, limits, reply, later, write_arena)
         self._ended = False
+        namespace.enter(1)
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             Demand: self._demand,
             Release: self._release,
@@ -222,6 +223,7 @@ class Session:
         if self._ended:
             return
         self._ended = True
+        self.namespace.enter(-1)
         self._puts.close()
         tickets, self._tickets = list(self._tickets.values()), {}
         try:

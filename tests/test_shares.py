@@ -113,7 +113,7 @@ def test_prefetches_and_writes_yield_to_others_demands_and_do_not_starve() -> No
         assert abs(flood.served[0] - flood.served[1]) <= 80 * PAGE, "shares in the end"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.data(), weights)
 def test_any_course_keeps_the_books(data: st.DataObject, weights: list[int]) -> None:
     flood = Flood(weights, data.draw(st.integers(1, 40)) * PAGE, [PAGE] * 5, PREFETCH)

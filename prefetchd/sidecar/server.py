@@ -230,7 +230,7 @@ class Server:
     def _open(self, name: str, settings: NamespaceSettings) -> None:
         """In the opener's thread: a store may have to be made, or its headers read."""
         try:
-            namespace = open_namespace(name, settings)
+            namespace = open_namespace(name, settings, memory=self.namespaces.memory)
         except Exception as error:
             words = str(error)
             if not isinstance(error, _CANNOT_OPEN):

@@ -8,9 +8,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from prefetchd.drive_profile import load_profile
 from prefetchd.model import IoClass
 from prefetchd.sidecar.loop_turns import LoopTurns
 from prefetchd.sidecar.shares import UNBOUNDED, DriveShares, FairOrder, Window
+from tests.tenants_virtual import course
 
 DEMAND, PREFETCH, WRITE = IoClass.DEMAND, IoClass.PREFETCH, IoClass.WRITE_BACK
 PAGE = 1 << 16
@@ -139,18 +141,28 @@ def test_any_course_keeps_the_books(data: st.DataObject, weights: list[int]) -> 
 
 
 def test_a_window_finds_what_keeps_a_drive_busy_and_no_more() -> None:
-    """A drive that takes 100 us a page, and moves one page a 10 us at depth."""
-    window, now_ns, busy_until_ns = Window(), 0, 0
-    assert window.bytes == UNBOUNDED
-    window.alone(PAGE, 100_000)
-    depth = 1
-    for _ in range(3000):
-        for _ in range(depth):
-            busy_until_ns = max(now_ns, busy_until_ns) + 10_000
-        now_ns = max(now_ns + 100_000, busy_until_ns)
-        window.moved(depth * PAGE, now_ns, busy=True)
-        depth = min(128, -(-window.bytes // PAGE))
+    """A drive that takes 100 us a page, and moves one page a 10 us at depth, later a 5 us."""
+    window, now_ns = Window(), 0
+
+    def run(depth: int, page_ns: int) -> None:
+        """That many in flight for a while."""
+        nonlocal now_ns
+        wait_ns = max(100_000, depth * page_ns)
+        for _ in range(100_000_000 // wait_ns):
+            now_ns += wait_ns
+            window.moved(depth * PAGE, depth, depth * wait_ns, now_ns, busy=True, limited=True)
+
+    for _ in range(100):
+        now_ns += 1_000_000
+        window.alone(PAGE, 100_000)
+        window.moved(PAGE, 1, 100_000, now_ns, busy=False, limited=False)
+    assert window.bytes == UNBOUNDED, "nobody has seen what it can do"
+    run(128, 10_000)
     assert 10 <= window.bytes / PAGE <= 12
+    for page_ns, fewest, most in ((10_000, 10, 16), (5_000, 20, 26), (20_000, 5, 12)):
+        for _ in range(40):
+            run(-(-window.bytes // PAGE), page_ns)
+        assert fewest <= window.bytes / PAGE <= most
 
 
 @settings(max_examples=20, deadline=None)
@@ -199,3 +211,17 @@ def test_a_flood_of_messages_leaves_others_their_turns() -> None:
         assert log[before] == "quiet", "what came last is dealt with first: the flood is in debt"
     turns.withdraw(3)
     assert turns
+
+
+def test_a_flood_on_one_drive_is_a_window_ahead_of_anothers_demand() -> None:
+    """In virtual time on a modelled drive: exact, whatever else this machine does."""
+    profile = load_profile("8-pages-per-300us")
+    alone = course(profile, None, shared=True, demands=200)
+    for flood in (DEMAND, PREFETCH):
+        without = course(profile, flood, shared=False, demands=200)
+        beside = course(profile, flood, shared=True, demands=200)
+        assert without.ahead_pages == 128
+        assert without.p99_us > 10 * alone.p99_us
+        assert beside.ahead_pages <= 8
+        assert beside.p99_us <= 1.5 * alone.p99_us
+        assert beside.flood_mb_s >= 0.85 * without.flood_mb_s, "what is left over is the flood's"

@@ -47,6 +47,10 @@ class Drive:
         self.gates: list[DriveGate] = []
 
 
+_Flight = tuple[Drive, int, int, bool]
+"""An operation: its bytes, when it began (a write: 0), whether it had nothing ahead of it."""
+
+
 class DriveGate(Gate):
     """`wake` is called in any thread when something may begin: soon after, the driver is to start
     what it has queued."""
@@ -57,7 +61,7 @@ class DriveGate(Gate):
         self._distinct = list(dict.fromkeys(drives))
         self._wake = wake
         self._woken = False
-        self._flying: dict[int, tuple[Drive, int, int]] = {}  # tag: size, when it began alone
+        self._flying: dict[int, _Flight] = {}  # by tag
         for drive in self._distinct:
             with drive.lock:
                 drive.shares.join(self, weight)
@@ -101,36 +105,43 @@ class DriveGate(Gate):
         ops = ops[: max(0, device.depth - device.in_flight)]
         lengths = ops["length"].astype(np.int64)
         with drive.lock:
-            alone = now_ns if io_class < IoClass.WRITE_BACK and not drive.shares.in_flight else 0
+            alone = not drive.shares.in_flight
             granted = drive.shares.grant(self, io_class, lengths)
         taken = device.submit(ops[:granted]) if granted else 0
         if taken < granted:
             with drive.lock:
                 drive.shares.refuse(self, int(lengths[taken:granted].sum()))
+        begun_ns = now_ns if io_class < IoClass.WRITE_BACK else 0
         for tag, length in ops[["tag", "length"]][:taken].tolist():
-            self._flying[tag] = drive, length, alone
-            alone = 0
+            self._flying[tag] = drive, length, begun_ns, alone
+            alone = False
         self._tell(drive)
         return taken
 
     def ended(self, completions: Completions, now_ns: int) -> None:
         if not self._flying or not len(completions):
             return
-        sizes: dict[Drive, int] = {}
-        for tag, result in completions.tolist():
-            drive, size, alone_ns = self._flying.pop(tag, (None, 0, 0))
-            if drive is None:
-                continue
-            sizes[drive] = sizes.get(drive, 0) + size
-            if alone_ns and result == size:
-                with drive.lock:
-                    drive.shares.window.alone(size, now_ns - alone_ns)
-        for drive, size in sizes.items():
+        ended: dict[Drive, list[_Flight]] = {}
+        for tag in completions["tag"].tolist():
+            flight = self._flying.pop(tag, None)
+            if flight is not None:
+                ended.setdefault(flight[0], []).append(flight)
+        for drive, flights in ended.items():
             with drive.lock:
-                drive.shares.ended(self, size)
-                busy = drive.shares.in_flight > 0
-                drive.shares.window.moved(size, now_ns, busy=busy)
+                self._note(drive, flights, now_ns)
             self._tell(drive)
+
+    def _note(self, drive: Drive, flights: list[_Flight], now_ns: int) -> None:
+        shares, window = drive.shares, drive.shares.window
+        size = sum(flight[1] for flight in flights)
+        reads = [flight for flight in flights if flight[2]]
+        for _, length, begun_ns, alone in reads:
+            if alone:
+                window.alone(length, now_ns - begun_ns)
+        shares.ended(self, size)
+        waits_ns = len(reads) * now_ns - sum(flight[2] for flight in reads)
+        busy = shares.in_flight > 0
+        window.moved(size, len(reads), waits_ns, now_ns, busy=busy, limited=shares.limited)
 
     def rest(self) -> None:
         self._woken = False
@@ -147,6 +158,11 @@ class DriveGate(Gate):
         if isinstance(gate, DriveGate) and gate is not self and not gate._woken:
             gate._woken = True
             gate._wake()
+
+    def counts(self) -> tuple[int, int]:
+        """As `DriveShares.counts`, over all its drives."""
+        each = [drive.shares.counts(self) for drive in self._distinct]
+        return sum(one for one, _ in each), sum(one for _, one in each)
 
     def close(self) -> None:
         """It uses its drives no more; what it has in flight stands in nobody's way."""

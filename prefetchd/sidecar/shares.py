@@ -125,15 +125,16 @@ class FairOrder:
 
 class Window:
     """How many bytes in flight keep a drive busy and little more: its rate times how long one read
-    alone takes, and one such read. Unbounded until both were seen."""
+    alone takes, and one such read. Unbounded until reads were seen that queued in the drive: only
+    a drive that has more to do than it can shows its rate."""
 
     def __init__(self, interval_ns: int = 5_000_000) -> None:
         self._interval_ns = interval_ns
         self._alone_ns = self._alone_bytes = 0.0
         self._rate = 0.0  # bytes a ns
         self._since_ns = 0
-        self._moved = 0
         self._busy = False
+        self._moved = self._reads = self._waits_ns = 0
 
     @property
     def bytes(self) -> int:
@@ -142,29 +143,40 @@ class Window:
         return int(self._rate * self._alone_ns + self._alone_bytes)
 
     def alone(self, size: int, latency_ns: int) -> None:
-        """A read ended that had nothing ahead of it when it began. Short times count for more: a
-        completion may lie about for a while, and none comes too soon."""
+        """A read ended that had nothing ahead of it when it began."""
         if self._alone_ns == 0:
             self._alone_ns, self._alone_bytes = float(latency_ns), float(size)
-        gain = 1 / 4 if latency_ns < self._alone_ns else 1 / 64
         step = min(latency_ns - self._alone_ns, self._alone_ns)
-        self._alone_ns = max(1.0, self._alone_ns + gain * step)
+        self._alone_ns = max(1.0, self._alone_ns + step / 16)
         self._alone_bytes += (size - self._alone_bytes) / 16
 
-    def moved(self, size: int, now_ns: int, *, busy: bool) -> None:
-        """Operations of `size` bytes have ended; `busy`: others are in flight still. An idle drive
-        shows at least its rate; only a busy one can show that it has fallen."""
+    def moved(
+        self, size: int, reads: int, waits_ns: int, now_ns: int, *, busy: bool, limited: bool
+    ) -> None:
+        """Operations of `size` bytes have ended, among them so many reads, which took so long
+        together. `busy`: others are in flight still. `limited`: somebody waits for this window."""
         self._moved += size
+        self._reads += reads
+        self._waits_ns += waits_ns
         self._busy &= busy
         spent_ns = now_ns - self._since_ns
-        if spent_ns < self._interval_ns:
-            return
-        rate = self._moved / spent_ns
-        if rate > self._rate:
+        if spent_ns >= self._interval_ns or not busy:
+            if self._busy and self._reads and self._alone_ns and spent_ns < 4 * self._interval_ns:
+                queued = self._waits_ns / self._reads / self._alone_ns
+                self._judge(self._moved / spent_ns, queued, limited=limited)
+            self._since_ns, self._busy = now_ns, busy
+            self._moved = self._reads = self._waits_ns = 0
+
+    def _judge(self, rate: float, queued: float, *, limited: bool) -> None:
+        """`queued`: how many times as long as alone reads have taken."""
+        if self._rate == 0:
+            self._rate = rate if queued > 2 else 0.0
+        elif rate > self._rate:
             self._rate = rate
-        elif self._busy and spent_ns < 4 * self._interval_ns:
-            self._rate += (rate - self._rate) / 32
-        self._since_ns, self._moved, self._busy = now_ns, 0, busy
+        elif queued > 2:
+            self._rate += (rate - self._rate) / 8
+        elif limited and queued < 1.15:
+            self._rate *= 1.1
 
 
 _HANDICAPS = (0, 2, 4)
@@ -177,6 +189,8 @@ class _Flow:
     weight: int
     present: bool = False
     in_flight: int = 0
+    demands: int = 0
+    ahead_bytes: int = 0
 
 
 class DriveShares:
@@ -184,8 +198,7 @@ class DriveShares:
 
     While only one is, nothing is bounded. Else all together keep a `window` in flight, in fair
     order, except that a demand of a member that has had less than its share begins at once: it does
-    not wait for another's completion. So at most two windows and the largest operation of
-    each member are in flight, however much one of them asks for.
+    not wait for another's completion, up to its share, or to a window if it had nothing in flight.
     """
 
     def __init__(self, window: Window | None = None) -> None:
@@ -206,6 +219,11 @@ class DriveShares:
         flow = self._flows.pop(member, None)
         if flow is not None:
             self.in_flight -= flow.in_flight
+
+    def counts(self, member: Hashable) -> tuple[int, int]:
+        """How often demands of this member began, and the bytes of others that were in flight
+        then, all together."""
+        return self._flows[member].demands, self._flows[member].ahead_bytes
 
     def attend(self, member: Hashable, present: bool) -> None:
         """Whether somebody may ask something of this member at any time."""
@@ -236,11 +254,15 @@ class DriveShares:
             order.wait(member, _HANDICAPS[io_class] * min(window, _HANDICAP_WINDOW_MAX))
             room = min(window - self.in_flight, order.until_next(member))
             if io_class == 0:
-                room = max(room, self.share(member) - flow.in_flight - order.ahead(member))
+                at_once = self.share(member) - flow.in_flight if flow.in_flight else window
+                room = max(room, at_once - order.ahead(member))
             # What begins within the room may go beyond it: the largest fits no window otherwise.
             before = np.cumsum(lengths) - lengths
             count = int(np.searchsorted(before, room)) if room > 0 else 0
         size = int(lengths[:count].sum())
+        if size and io_class == 0:
+            flow.demands += 1
+            flow.ahead_bytes += self.in_flight - flow.in_flight
         if size:
             flow.in_flight += size
             self.in_flight += size
@@ -263,6 +285,11 @@ class DriveShares:
     def rest(self, member: Hashable) -> None:
         """It has nothing that waits to begin."""
         self._order.rest(member)
+
+    @property
+    def limited(self) -> bool:
+        """Whether somebody waits for the window."""
+        return self._order.first() is not None
 
     def next(self) -> Hashable | None:
         """Who is to be told that it may begin something now; it then asks for a grant."""

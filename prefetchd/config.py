@@ -20,6 +20,7 @@ from prefetchd.layout import Layout, LayoutError, uniform
 from prefetchd.layout_command import layout_of
 from prefetchd.sidecar.greeting import ServerLimits
 from prefetchd.sidecar.namespace import NamespaceSettings, check_name
+from prefetchd.sidecar.shares import check_weight
 from prefetchd.units import parse_bytes
 
 Table = TypeVar("Table", bound=msgspec.Struct)
@@ -33,6 +34,7 @@ socket_mode = "0660"          # who may connect at all; namespaces say who may u
 # clients = 256               # connected at once
 # clients_per_uid = 128
 # write_bytes = "64MiB"       # the largest write arena of one client
+# memory = "64GiB"            # of staging of all namespaces together; else 80 % of the machine's
 
 # Namespaces that a client of the daemon's own user may have made, by naming them.
 [made]
@@ -40,6 +42,7 @@ enabled = false
 # folder = "/nvme/prefetchd"
 # namespaces = 64             # at most, the configured ones included
 # bytes = "64GiB"             # payload of one, at most
+# staging = "1GiB"            # of one, at most
 
 [namespaces.chat]
 store = "/nvme/chat"          # a folder, of this namespace only
@@ -54,6 +57,9 @@ groups = []
 # device = "uring"
 # quota = "100GiB"
 # key_file = "/etc/prefetchd/chat.key"   # encrypted; made with the store
+# weight = 1                  # its share of thread and drives while others want them, 1 to 1000
+# salt = "..."                # a secret: its keys on the medium cannot be computed without it
+# erase_users = []            # who may erase it besides the daemon's own user and root
 """
 
 
@@ -67,6 +73,7 @@ class Daemon(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     clients: int = 256
     clients_per_uid: int = 128
     write_bytes: str = "64MiB"
+    memory: str = ""
 
 
 class Made(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -76,6 +83,7 @@ class Made(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     folder: str = ""
     namespaces: int = 64
     bytes: str = "64GiB"
+    staging: str = "1GiB"
 
 
 class Space(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -103,6 +111,9 @@ class Space(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key_file: str = ""
     admission: str = "all"
     demand_timeout_s: float = 10.0
+    weight: int = 1
+    salt: str = ""
+    erase_users: list[str | int] = []
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -184,15 +195,19 @@ def _check(config: Config, text: str, where: str) -> None:
 
     sound("daemon", "socket_mode", lambda: socket_mode(config))
     sound("daemon", "write_bytes", lambda: parse_bytes(config.daemon.write_bytes))
+    sound("daemon", "memory", lambda: _size(config.daemon.memory))
     sound("made", "bytes", lambda: parse_bytes(config.made.bytes))
+    sound("made", "staging", lambda: parse_bytes(config.made.staging))
     stores: dict[str, str] = {}
     for name, space in config.namespaces.items():
         table = f"namespaces.{name}"
         sound(table, "", lambda name=name: check_name(name))  # type: ignore[misc]
         for key in ("staging", "quota", "cap", "floor"):
             sound(table, key, lambda key=key, space=space: _size(getattr(space, key)))  # type: ignore[misc]
-        sound(table, "users", lambda space=space: _users(space))  # type: ignore[misc]
+        sound(table, "users", lambda space=space: _users(space.users))  # type: ignore[misc]
         sound(table, "groups", lambda space=space: _groups(space))  # type: ignore[misc]
+        sound(table, "erase_users", lambda space=space: _users(space.erase_users))  # type: ignore[misc]
+        sound(table, "weight", lambda space=space: check_weight(space.weight))  # type: ignore[misc]
         sound(table, "model", lambda space=space: _layout(space))  # type: ignore[misc]
         sound(table, "store", lambda space=space: settings_of(space))  # type: ignore[misc]
         other = stores.setdefault(str(Path(space.store).absolute()), name)
@@ -218,6 +233,11 @@ def limits_of(config: Config) -> ServerLimits:
     return ServerLimits(daemon.clients, daemon.clients_per_uid, write_bytes)
 
 
+def memory_of(config: Config) -> int | None:
+    """Of staging of all namespaces together, if the configuration says."""
+    return _size(config.daemon.memory)
+
+
 def settings_of(space: Space) -> NamespaceSettings:
     """Raises ValueError, LayoutError."""
     options = Options(
@@ -240,9 +260,12 @@ def settings_of(space: Space) -> NamespaceSettings:
         space.blocks or None,
         space.fill,
         options,
-        _users(space),
+        _users(space.users),
         _groups(space),
         space.token,
+        check_weight(space.weight),
+        space.salt.encode(),
+        _users(space.erase_users),
     )
 
 
@@ -258,8 +281,8 @@ def _size(text: str) -> int | None:
     return parse_bytes(text) if text else None
 
 
-def _users(space: Space) -> frozenset[int]:
-    return frozenset(_number(one, lambda name: pwd.getpwnam(name).pw_uid) for one in space.users)
+def _users(users: list[str | int]) -> frozenset[int]:
+    return frozenset(_number(one, lambda name: pwd.getpwnam(name).pw_uid) for one in users)
 
 
 def _groups(space: Space) -> frozenset[int]:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from prefetchd.catalog import Catalog
 from prefetchd.depth import DepthMeter
 from prefetchd.device import DONE, OP, Arena, Completions, Ops, StorageDevice
+from prefetchd.gate import Gate
 from prefetchd.hostinfo import why_not
 from prefetchd.model import Cancel, Completed, Fill, Ids, IoClass, Mask, Read, Slots, every
 from prefetchd.paths import Paths
@@ -66,6 +67,7 @@ class Driver:
         """Whether the last `reap` found ends of writes: of a payload, a record or a flush."""
         self._writing: dict[int, tuple[int, int]] = {}  # tag: file, bytes expected
         self.depth = DepthMeter()
+        self.gate = Gate()
         self.bytes_read = 0
         self.failures: Counter[str] = Counter()
         self._waiting: list[list[Ops]] = [[] for _ in IoClass]
@@ -161,19 +163,20 @@ class Driver:
         if self.paths.uneasy and (probes := self.paths.probes(now_ns)) is not None:
             self._waiting[IoClass.WRITE_BACK].append(probes)
             self._probing += len(probes)
-        for queue in self._waiting:
+        for io_class, queue in enumerate(self._waiting):
             while queue:
-                taken = self.device.submit(queue[0])
+                taken = self.gate.submit(self.device, queue[0], io_class, now_ns)
                 if taken < len(queue[0]):
                     queue[0] = queue[0][taken:]
-                    self.depth.note(self.device.in_flight, now_ns)
-                    return
+                    return self.depth.note(self.device.in_flight, now_ns)
                 queue.pop(0)
-        self.depth.note(self.device.in_flight, now_ns)
+        self.gate.rest()
+        return self.depth.note(self.device.in_flight, now_ns)
 
     def reap(self, now_ns: int) -> tuple[RawReads | None, list[Written]]:
         """Take what has ended. Reads still need `verify`; writes are carried on here."""
         completions = self.device.reap()
+        self.gate.ended(completions, now_ns)
         self.wrote = False
         if self._ended:
             completions = np.concatenate([completions, np.array(self._ended, DONE)])

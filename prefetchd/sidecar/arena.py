@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from prefetchd.arena import arena_in, spare_bytes
 from prefetchd.device import Arena
+from prefetchd.sidecar.memory import Memory
 
 _SEAL_FUTURE_WRITE = 0x10  # linux/fcntl.h; Python's fcntl does not name it
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -28,14 +29,18 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 class StagingArena:
     """Made by the runtime (`Options.arena`), once; then `fd` is for clients."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, memory: Memory | None = None) -> None:
         self._name = name
+        self._memory = memory
+        self._bytes: Arena | None = None
         self.fd = -1
         self.offset_bytes = 0
         """Of the arena in the file."""
 
     def __call__(self, size_bytes: int, alignment_bytes: int) -> Arena:
         length = size_bytes + spare_bytes(alignment_bytes)
+        if self._memory is not None:
+            self._memory.take(self._name, length)
         self.fd = os.memfd_create(f"prefetchd:{self._name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self._close = weakref.finalize(self, os.close, self.fd)
         os.ftruncate(self.fd, length)
@@ -43,11 +48,22 @@ class StagingArena:
         arena = arena_in(memory, size_bytes, alignment_bytes)
         self.offset_bytes = arena.ctypes.data - np.frombuffer(memory, np.uint8).ctypes.data
         fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS | _SEAL_FUTURE_WRITE)
+        self._bytes = arena
         return arena
 
+    def wipe(self) -> None:
+        """Zeros everywhere: in clients' mappings, too, which outlive it."""
+        if self._bytes is not None:
+            self._bytes[:] = 0
+
     def close(self) -> None:
-        """Give the descriptor back; mappings live as long as they are used."""
-        self._close()
+        """Give the descriptor back; mappings live as long as they are used. Harmless when
+        repeated, or if there never was one."""
+        self._bytes = None
+        if self.fd >= 0:
+            self._close()
+        if self._memory is not None:
+            self._memory.give_back(self._name)
 
 
 def map_staging(fd: int, offset_bytes: int, slots: int, slot_bytes: int) -> NDArray[np.uint8]:

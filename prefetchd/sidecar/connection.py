@@ -12,8 +12,9 @@ from __future__ import annotations
 import logging
 import select
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
+from prefetchd.sidecar.loop_turns import FRAME_COST
 from prefetchd.sidecar.namespace import Peer, peer_of
 from prefetchd.sidecar.protocol import HELLO_BYTES_MAX, Error, Hello, Message
 from prefetchd.sidecar.session import Session
@@ -22,8 +23,6 @@ from prefetchd.sidecar.wire import Frames, ProtocolError, frame, request_of
 log = logging.getLogger("prefetchd")
 
 _READ_BYTES = 1 << 16
-_FRAMES_A_TURN = 8
-"""Answered before it is another client's turn."""
 _OUT_BYTES_MAX = 1 << 22
 """Of answers that a client does not take; then no more is read of it."""
 
@@ -117,26 +116,35 @@ class Connection:
             except ProtocolError as error:
                 self.refuse("protocol", str(error))
                 return
-            self.work()
+            self._settle()
 
-    def work(self) -> None:
-        """Answer some of what has come."""
-        whole = self._frames.whole
+    def work(self) -> int:
+        """Answer one message of those that have come; what that has cost."""
+        if not self.lingers:
+            return 0
+        body = self._frames.whole.popleft()
         try:
-            for _ in range(_FRAMES_A_TURN):
-                if not self.lingers:
-                    break
-                request = request_of(whole.popleft())
-                if self.session is not None:
-                    self.session.handle(request)
-                elif isinstance(request, Hello):
-                    self._greeted = True
-                    self._greet(self, request)
-                else:
-                    raise ProtocolError("the first message is Hello")
+            request = request_of(body)
+            if self.session is not None:
+                self.session.handle(request)
+            elif isinstance(request, Hello):
+                self._greeted = True
+                self._greet(self, request)
+            else:
+                raise ProtocolError("the first message is Hello")
         except ProtocolError as error:
             self.refuse("protocol", str(error))
         self._settle()
+        return FRAME_COST + len(body)
+
+    @property
+    def member(self) -> Hashable:
+        """Who pays for its turns: its namespace, or, while it has none, its user."""
+        return self.peer.uid if self.session is None else self.session.namespace.name
+
+    @property
+    def weight(self) -> int:
+        return 1 if self.session is None else self.session.namespace.weight
 
     def send(self, message: Message) -> None:
         if self.closed or self._refused:

@@ -16,6 +16,9 @@ from prefetchd.sidecar.protocol import VERSION, Hello, Limits, Welcome
 from prefetchd.sidecar.session import Session
 from prefetchd.sidecar.session_puts import Later
 
+_ARENAS_MAX = 16
+"""Of the largest size, among the clients of one namespace; then they get smaller ones."""
+
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
@@ -38,7 +41,8 @@ def greet(
 ) -> None:
     """Raises ValueError for another shape than the store's, OSError where memory is short."""
     check_shape(hello, namespace)
-    write_bytes = _write_bytes(hello, namespace, limits.write_bytes)
+    left = _ARENAS_MAX * limits.write_bytes - namespace.write_bytes
+    write_bytes = _write_bytes(hello, namespace, min(limits.write_bytes, left))
     descriptors, arena = [namespace.arena.fd], None
     try:
         if write_bytes:

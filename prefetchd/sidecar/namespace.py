@@ -14,17 +14,22 @@ import struct
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from prefetchd.assembly import Options
 from prefetchd.layout import Layout, uniform
 from prefetchd.opening import open_runtime
 from prefetchd.runtime import Runtime
 from prefetchd.sidecar.arena import StagingArena
+from prefetchd.sidecar.drives import DriveGate
+from prefetchd.sidecar.memory import Memory
 from prefetchd.sidecar.protocol import Hello, Shape
 from prefetchd.store import StoreError
+from prefetchd.store_opening import Opening, exists, superblock_of
 
 _PUT_THREADS = 2
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -67,7 +72,7 @@ class NamespaceSettings:
 
     `layout` and `blocks`: of a store that is to be made. `path` None: kept in memory, for tests.
     `uids`, `gids`: who may connect (empty both: the daemon's own user). `token`: what a client has
-    to know besides (empty: nothing).
+    to know besides (empty: nothing). `weight`: its share of thread and drives beside others'.
     """
 
     path: Path | None
@@ -78,6 +83,9 @@ class NamespaceSettings:
     uids: frozenset[int] = frozenset()
     gids: frozenset[int] = frozenset()
     token: str = ""
+    weight: int = 1
+    salt: bytes = b""
+    erasers: frozenset[int] = frozenset()
 
     def admits(self, peer: Peer, token: str, own_uid: int) -> bool:
         uids = self.uids if self.uids or self.gids else {own_uid}
@@ -88,8 +96,17 @@ class NamespaceSettings:
 class Namespace:
     """An open one. Made by `open_namespace`; closed once nobody uses it."""
 
-    def __init__(self, name: str, runtime: Runtime, arena: StagingArena) -> None:
+    def __init__(
+        self, name: str, runtime: Runtime, arena: StagingArena, settings: NamespaceSettings
+    ) -> None:
         self.name = name
+        self.settings = settings
+        """As it was opened with."""
+        self.weight = settings.weight
+        self.gate: DriveGate | None = None
+        """What its reads and writes go through, if it has a drive."""
+        self.clients = self.write_bytes = 0
+        """How many there are, and their write arenas' size together."""
         self.runtime = runtime
         self.arena = arena
         self.opening = secrets.token_bytes(16)
@@ -98,9 +115,27 @@ class Namespace:
         """Demands that have no answer yet; while there are any, the loop attends to the device."""
         self.attended = False
         """Whether the loop does."""
-        self.settings: NamespaceSettings | None = None
-        """As it was opened with."""
         self.pool = ThreadPoolExecutor(_PUT_THREADS, f"prefetchd-put-{name}")
+
+    def enter(self, clients: int, write_bytes: int) -> None:
+        """So many more (or fewer) clients use it, with write arenas of so many bytes."""
+        self.clients += clients
+        self.write_bytes += write_bytes
+        if self.gate is not None:
+            self.gate.attend(self.clients > 0)
+
+    def salted(self, keys: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """What the store calls blocks with these keys, (keys, 16): who does not know the salt
+        cannot tell from the medium which tokens there are."""
+        if not self.settings.salt:
+            return keys
+        names = [blake2b(key, digest_size=16, key=self.settings.salt).digest() for key in keys]
+        return np.frombuffer(b"".join(names), np.uint8).reshape(keys.shape)
+
+    def let_go_of_drives(self) -> None:
+        """Others need not wait for it."""
+        if self.gate is not None:
+            self.gate.close()
 
     @property
     def device_fd(self) -> int:
@@ -123,21 +158,26 @@ class Namespace:
 
 
 def open_namespace(
-    name: str, settings: NamespaceSettings, progress: Callable[[int, int], None] | None = None
+    name: str,
+    settings: NamespaceSettings,
+    progress: Callable[[int, int], None] | None = None,
+    memory: Memory | None = None,
 ) -> Namespace:
     """Raises StoreError, DeviceError, GpuError, RegistryError."""
-    arena = StagingArena(name)
-    runtime = open_runtime(
-        settings.path,
-        settings.layout,
-        blocks=settings.blocks,
-        fill=settings.fill,
-        options=replace(settings.options, namespace=name, arena=arena),
-        progress=progress,
-    )
-    namespace = Namespace(name, runtime, arena)
-    namespace.settings = settings
-    return namespace
+    arena = StagingArena(name, memory)
+    try:
+        runtime = open_runtime(
+            settings.path,
+            settings.layout,
+            blocks=settings.blocks,
+            fill=settings.fill,
+            options=replace(settings.options, namespace=name, arena=arena),
+            progress=progress,
+        )
+    except BaseException:
+        arena.close()
+        raise
+    return Namespace(name, runtime, arena, settings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,10 +196,19 @@ def layout_told(shape: Shape) -> Layout:
     return _Told(shape.name, plain.groups, plain.block_tokens, told=shape.fingerprint)
 
 
+def _payload_bytes(path: Path) -> int:
+    """Of a store that is there; 0 if there is none. Raises StoreError."""
+    if not exists(path):
+        return 0
+    shape = superblock_of(path, Opening(read_only=True))
+    return shape.blocks * shape.layers * shape.page_bytes
+
+
 class Namespaces:
     """All that there are or may be. `made_in`: the folder in which a client of the daemon's own
-    user may have namespaces made, at most `most` in all, each for at most `bytes_max` bytes; None:
-    nobody may. `template`: how those are opened."""
+    user may have namespaces made, at most `most` in all, each for at most `bytes_max` bytes and
+    with at most `staging_max` of staging; None: nobody may. `template`: how those are opened.
+    `memory`: what all may take together."""
 
     def __init__(
         self,
@@ -169,7 +218,10 @@ class Namespaces:
         template: Options | None = None,
         most: int = 64,
         bytes_max: int = 64 << 30,
+        staging_max: int = 1 << 30,
+        memory: Memory | None = None,
     ) -> None:
+        self.memory = memory or Memory()
         self.settings = dict(settings)
         self._configured = set(settings)
         self.open: dict[str, Namespace] = {}
@@ -178,6 +230,7 @@ class Namespaces:
         self._template = template or Options()
         self._most = most
         self._bytes_max = bytes_max
+        self._staging_max = staging_max
 
     def configure(self, settings: dict[str, NamespaceSettings]) -> None:
         """Go by these from now on: for who is let in, and for what is not open yet. Those that
@@ -210,15 +263,27 @@ class Namespaces:
         path = self._made_in / hello.namespace
         shape = hello.shape
         if shape is None:
-            return NamespaceSettings(path, options=self._template)
+            payload = _payload_bytes(path)
+            return NamespaceSettings(path, options=self._options(payload))
         if shape.layers * shape.page_bytes * hello.blocks > self._bytes_max:
             raise StoreError(
                 f"{hello.blocks} blocks of {shape.layers} pages of {shape.page_bytes} bytes are "
                 f"more than the {self._bytes_max} bytes that a client may have made; make the "
                 "store with `prefetchd store create`, or configure the namespace"
             )
-        blocks = hello.blocks or None
-        return NamespaceSettings(path, layout_told(shape), blocks, False, self._template)
+        payload = hello.blocks * shape.layers * shape.page_bytes or _payload_bytes(path)
+        blocks, options = hello.blocks or None, self._options(payload)
+        return NamespaceSettings(path, layout_told(shape), blocks, False, options)
+
+    def _options(self, payload_bytes: int) -> Options:
+        """Within the bounds of what a client may have made, however large the store is."""
+        template = self._template
+        quota, staging = template.quota_bytes, template.staging_bytes
+        if payload_bytes > self._bytes_max:
+            quota = min(quota or self._bytes_max, self._bytes_max)
+        if (staging or payload_bytes // 4) > self._staging_max:
+            staging = self._staging_max
+        return replace(template, quota_bytes=quota, staging_bytes=staging)
 
     def close(self) -> list[str]:
         """Close all; what could not be closed well, in words."""

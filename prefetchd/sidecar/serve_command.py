@@ -18,7 +18,8 @@ from rich.progress import Progress
 
 from prefetchd import config as configuration
 from prefetchd import store_opening
-from prefetchd.config import Config, limits_of, settings_of, socket_mode
+from prefetchd.config import Config, limits_of, memory_of, settings_of, socket_mode
+from prefetchd.sidecar.memory import Memory
 from prefetchd.sidecar.namespace import Namespaces, NamespaceSettings, open_namespace
 from prefetchd.sidecar.place import Place, default_socket, state_folder
 from prefetchd.sidecar.reloading import Reloader
@@ -96,6 +97,8 @@ def _namespaces(settings: Config, store: Path | None, *, is_default: bool) -> Na
         folder if may_make else None,
         most=made.namespaces,
         bytes_max=parse_bytes(made.bytes),
+        staging_max=parse_bytes(made.staging),
+        memory=Memory(memory_of(settings)),
     )
 
 
@@ -111,6 +114,7 @@ def _open_all(namespaces: Namespaces) -> None:
                     lambda done, whole, task=task: bars.update(  # type: ignore[misc]
                         task, completed=done, total=whole
                     ),
+                    namespaces.memory,
                 )
     except BaseException:
         namespaces.close()
@@ -164,7 +168,7 @@ def show(
     config: ConfigPath = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show what a daemon would go by, with everything that is left to it. Tokens are not shown."""
+    """Show what a daemon would go by, with everything that is left to it. Secrets are not shown."""
     found = configuration.read_config(config) if config else Config()
     plain = msgspec.to_builtins(found)
     plain["daemon"]["socket"] = found.daemon.socket or str(default_socket())
@@ -173,7 +177,8 @@ def show(
     if plain["made"]["enabled"] and not found.made.folder:
         plain["made"]["folder"] = str(state_folder())
     for space in plain["namespaces"].values():
-        space["token"] = "***" if space["token"] else ""
+        for secret in ("token", "salt"):
+            space[secret] = "***" if space[secret] else ""
     if json:
         typer.echo(msgspec.json.format(msgspec.json.encode(plain), indent=1).decode())
         return

@@ -12,7 +12,7 @@ import errno
 import logging
 import select
 import socket
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -26,7 +26,10 @@ from prefetchd.hostinfo import errno_name
 from prefetchd.layout import LayoutError
 from prefetchd.registry import RegistryError
 from prefetchd.sidecar.connection import Connection
+from prefetchd.sidecar.crowd import make_room
+from prefetchd.sidecar.drives import Drives
 from prefetchd.sidecar.greeting import ServerLimits, greet
+from prefetchd.sidecar.loop_turns import LoopTurns
 from prefetchd.sidecar.namespace import (
     DeniedError,
     Namespace,
@@ -37,6 +40,7 @@ from prefetchd.sidecar.namespace import (
 from prefetchd.sidecar.place import Place
 from prefetchd.sidecar.protocol import VERSION, Hello
 from prefetchd.sidecar.supervisor import NOBODY
+from prefetchd.sidecar.tenancy import collect, use_drives
 from prefetchd.store import StoreError
 
 log = logging.getLogger("prefetchd")
@@ -60,7 +64,8 @@ class Server:
         self._stopping = False
         self._bell = Bell()
         self._later: deque[Callable[[], None]] = deque()
-        self._lingering: set[Connection] = set()
+        self._turns = LoopTurns()
+        self._drives = Drives()
         self._opening: dict[str, list[tuple[Connection, Hello]]] = {}
         self._opener = ThreadPoolExecutor(1, "prefetchd-open")
         self._epoll = select.epoll()
@@ -83,13 +88,12 @@ class Server:
 
     def turn(self) -> None:
         """Look at everything once; block while there is nothing."""
-        busy = self._lingering or self._later
+        busy = self._turns or self._later
         for descriptor, mask in self._epoll.poll(0 if busy else self.supervisor.rest_s):
             handler = self._handlers.get(descriptor)
             if handler is not None:  # its connection may have ended in this turn
                 handler(mask)
-        for connection in list(self._lingering):
-            self._guarded(connection, connection.work)
+        self._turns.work()
         for _ in range(len(self._later)):
             try:
                 self._later.popleft()()
@@ -139,12 +143,18 @@ class Server:
             self._epoll.register(descriptor, select.EPOLLIN)
 
     def _collect(self, namespace: Namespace, _: int) -> None:
+        task = partial(self._collected, namespace)
+        self._turns.offer(namespace.name, namespace.weight, namespace, task)
+
+    def _collected(self, namespace: Namespace) -> int:
         try:
-            namespace.runtime.engine.collect()
+            return collect(namespace)
         except EngineError as error:
             self._broken(namespace, str(error))
+            return 0
 
     def _listen_for_the_end(self, namespace: Namespace) -> None:
+        use_drives(namespace, self._drives, self.later)
         engine = namespace.runtime.engine
         with engine.lock:
             engine.awaiting.append(
@@ -153,6 +163,7 @@ class Server:
 
     def _broken(self, namespace: Namespace, why: str) -> None:
         namespace.waiting = 0
+        namespace.let_go_of_drives()
         for connection in list(self.connections):
             if connection.session is not None and connection.session.namespace is namespace:
                 connection.session.fail(why)
@@ -171,41 +182,26 @@ class Server:
         self.connections.add(connection)
         self._handlers[connection.fileno()] = partial(self._on_event, connection)
         self._epoll.register(connection.fileno(), select.EPOLLIN)
-        self._limit(connection)
-
-    def _limit(self, connection: Connection) -> None:
-        """Who has said nothing yet makes room for who comes after him."""
-        uid = connection.peer.uid
-        users = Counter(other.peer.uid for other in self.connections)
-        limits = self.limits
-        if len(self.connections) > limits.clients or users[uid] > limits.clients_per_uid:
-            for other in [one for one in self.connections if one.silent]:
-                if other is not connection and other.peer.uid == uid:
-                    other.end("it says nothing, and others want in")
-            users = Counter(other.peer.uid for other in self.connections)
-        if len(self.connections) > self.limits.clients:
-            connection.refuse("limit", f"{self.limits.clients} clients are connected, the most")
-        elif users[uid] > self.limits.clients_per_uid:
-            most = self.limits.clients_per_uid
-            connection.refuse("limit", f"{most} clients of uid {uid} are connected, the most")
+        make_room(connection, self.connections, self.limits)
 
     def _on_event(self, connection: Connection, mask: int) -> None:
         self._guarded(connection, partial(connection.on_event, mask))
 
-    def _guarded(self, connection: Connection, work: Callable[[], None]) -> None:
-        """A fault that one client meets is not to end the others."""
+    def _guarded(self, connection: Connection, work: Callable[[], int | None]) -> int:
+        """A fault that one client meets is not to end the others. What it has cost."""
+        cost = 0
         try:
-            work()
+            cost = work() or 0
         except Exception:
             log.exception("a fault of the daemon's, met by process %s", connection.peer.pid)
             connection.refuse("protocol", "the daemon has a fault; its log says more")
         self._remember(connection)
+        return cost
 
     def _remember(self, connection: Connection) -> None:
         if connection.lingers:
-            self._lingering.add(connection)
-        else:
-            self._lingering.discard(connection)
+            work = partial(self._guarded, connection, connection.work)
+            self._turns.offer(connection.member, connection.weight, connection, work)
 
     def _watch(self, connection: Connection, events: int) -> None:
         self._epoll.modify(connection.fileno(), events)
@@ -214,7 +210,7 @@ class Server:
         self._epoll.unregister(connection.fileno())
         del self._handlers[connection.fileno()]
         self.connections.discard(connection)
-        self._lingering.discard(connection)
+        self._turns.withdraw(connection)
         if not self._stopping:
             self._epoll.modify(self.place.listener.fileno(), select.EPOLLIN)
 
@@ -242,7 +238,7 @@ class Server:
     def _open(self, name: str, settings: NamespaceSettings) -> None:
         """In the opener's thread: a store may have to be made, or its headers read."""
         try:
-            namespace = open_namespace(name, settings)
+            namespace = open_namespace(name, settings, memory=self.namespaces.memory)
         except Exception as error:
             words = str(error)
             if not isinstance(error, _CANNOT_OPEN):
@@ -291,6 +287,7 @@ class Server:
         for namespace in self.namespaces.open.values():
             if namespace.attended:
                 namespace.runtime.engine.leave()
+            namespace.let_go_of_drives()
         failures = self.namespaces.close()
         for connection in list(self.connections):
             connection.sock.close()

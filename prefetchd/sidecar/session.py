@@ -71,6 +71,8 @@ class Session:
         self._tickets: dict[int, Ticket] = {}
         self._puts = Puts(namespace, limits, reply, later, write_arena)
         self._ended = False
+        self._write_bytes = 0 if write_arena is None else len(write_arena)
+        namespace.enter(1, self._write_bytes)
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             Demand: self._demand,
             Release: self._release,
@@ -119,7 +121,9 @@ class Session:
         return array_of(raw, np.int64, self._limits.ids, what)
 
     def _find(self, message: Find) -> None:
-        found: FoundBlocks = self._runtime.find(keys_of(message.keys, self._limits.keys))
+        found: FoundBlocks = self._runtime.find(
+            self.namespace.salted(keys_of(message.keys, self._limits.keys))
+        )
         stamps = raw_of(found.stamps, np.int64)
         self._reply(protocol.Found(message.id, raw_of(found.blocks, np.int64), stamps))
 
@@ -234,6 +238,7 @@ class Session:
         if self._ended:
             return
         self._ended = True
+        self.namespace.enter(-1, -self._write_bytes)
         self._puts.close()
         tickets, self._tickets = list(self._tickets.values()), {}
         try:

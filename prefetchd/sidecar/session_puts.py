@@ -69,8 +69,9 @@ class Puts:
     def _carry_out(self, message: Put, keys: NDArray[np.uint8], rows: NDArray[np.uint8]) -> None:
         """In a thread of the namespace's, since a put may have to wait for room."""
         try:
+            names = self._namespace.salted(keys)
             ticket = self._runtime.put(
-                keys, rows, durability=message.durability, ttl_s=message.ttl_s
+                names, rows, durability=message.durability, ttl_s=message.ttl_s
             )
             with self._runtime.engine.lock:
                 ticket.then(partial(self._later, partial(self._put_ended, message.id, ticket)))

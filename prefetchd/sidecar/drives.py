@@ -1,0 +1,187 @@
+"""The drives under a daemon's stores, and the gate through which each namespace uses its own.
+
+Decides which stores lie on one drive, and tells a namespace that waits when it may go on. Who may
+begin how much is `shares`'. Gates are called under their engines' locks, so nothing here calls an
+engine.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from threading import Lock
+
+import numpy as np
+
+from prefetchd.device import Completions, File, Ops, StorageDevice
+from prefetchd.gate import Gate
+from prefetchd.model import IoClass
+from prefetchd.sidecar.shares import DriveShares
+
+DriveId = tuple[int, int]
+"""Of the whole drive, where the kernel tells what a partition is of."""
+
+
+def drive_of(file: File) -> DriveId:
+    status = os.fstat(file.fd)
+    number = status.st_rdev if stat.S_ISBLK(status.st_mode) else status.st_dev
+    drive = os.major(number), os.minor(number)
+    place = Path(f"/sys/dev/block/{drive[0]}:{drive[1]}")
+    try:
+        if (place / "partition").exists():
+            major, minor = (place.resolve().parent / "dev").read_text().split(":")
+            return int(major), int(minor)
+    except (OSError, ValueError):
+        pass  # the partition stands for itself
+    return drive
+
+
+class Drive:
+    """One drive; its members are gates. Any thread may call."""
+
+    def __init__(self) -> None:
+        self.lock = Lock()
+        self.shares = DriveShares()
+        self.gates: list[DriveGate] = []
+
+
+_Flight = tuple[Drive, int, int, bool]
+"""An operation: its bytes, when it began (a write: 0), whether it had nothing ahead of it."""
+
+
+class DriveGate(Gate):
+    """`wake` is called in any thread when something may begin: soon after, the driver is to start
+    what it has queued."""
+
+    def __init__(self, drives: Sequence[Drive], weight: int, wake: Callable[[], None]) -> None:
+        self.drives = list(drives)
+        """One a file of the device."""
+        self._distinct = list(dict.fromkeys(drives))
+        self._wake = wake
+        self._woken = False
+        self._flying: dict[int, _Flight] = {}  # by tag
+        for drive in self._distinct:
+            with drive.lock:
+                drive.shares.join(self, weight)
+                drive.gates.append(self)
+
+    def set_weight(self, weight: int) -> None:
+        for drive in self._distinct:
+            with drive.lock:
+                drive.shares.join(self, weight)
+
+    def attend(self, present: bool) -> None:
+        """Whether there is a client that may ask for something at any time."""
+        for drive in self._distinct:
+            with drive.lock:
+                drive.shares.attend(self, present)
+            self._tell(drive)
+
+    def submit(self, device: StorageDevice, ops: Ops, io_class: int, now_ns: int) -> int:
+        self._woken = False
+        begun = 0
+        while begun < len(ops):
+            drive = self.drives[int(ops["file"][begun])]
+            rest = ops[begun:] if len(self._distinct) == 1 else self._run(ops[begun:], drive)
+            taken = self._begin(drive, device, rest, io_class, now_ns)
+            begun += taken
+            if taken < len(rest):
+                break
+        return begun
+
+    def _run(self, ops: Ops, drive: Drive) -> Ops:
+        """Those from the first on that are for one drive."""
+        same = np.array([self.drives[file] is drive for file in ops["file"].tolist()])
+        run: Ops = ops[: int(np.argmin(same))] if not same.all() else ops
+        return run
+
+    def _begin(
+        self, drive: Drive, device: StorageDevice, ops: Ops, io_class: int, now_ns: int
+    ) -> int:
+        if len(drive.gates) == 1 or self not in drive.gates:
+            return device.submit(ops)  # alone, or closed
+        ops = ops[: max(0, device.depth - device.in_flight)]
+        lengths = ops["length"].astype(np.int64)
+        with drive.lock:
+            alone = not drive.shares.in_flight
+            granted = drive.shares.grant(self, io_class, lengths)
+        taken = device.submit(ops[:granted]) if granted else 0
+        if taken < granted:
+            with drive.lock:
+                drive.shares.refuse(self, int(lengths[taken:granted].sum()))
+        begun_ns = now_ns if io_class < IoClass.WRITE_BACK else 0
+        for tag, length in ops[["tag", "length"]][:taken].tolist():
+            self._flying[tag] = drive, length, begun_ns, alone
+            alone = False
+        self._tell(drive)
+        return taken
+
+    def ended(self, completions: Completions, now_ns: int) -> None:
+        if not self._flying or not len(completions):
+            return
+        ended: dict[Drive, list[_Flight]] = {}
+        for tag in completions["tag"].tolist():
+            flight = self._flying.pop(tag, None)
+            if flight is not None:
+                ended.setdefault(flight[0], []).append(flight)
+        for drive, flights in ended.items():
+            with drive.lock:
+                self._note(drive, flights, now_ns)
+            self._tell(drive)
+
+    def _note(self, drive: Drive, flights: list[_Flight], now_ns: int) -> None:
+        shares, window = drive.shares, drive.shares.window
+        size = sum(flight[1] for flight in flights)
+        reads = [flight for flight in flights if flight[2]]
+        for _, length, begun_ns, alone in reads:
+            if alone:
+                window.alone(length, now_ns - begun_ns)
+        shares.ended(self, size)
+        waits_ns = len(reads) * now_ns - sum(flight[2] for flight in reads)
+        busy = shares.in_flight > 0
+        window.moved(size, len(reads), waits_ns, now_ns, busy=busy, limited=shares.limited)
+
+    def rest(self) -> None:
+        self._woken = False
+        for drive in self._distinct:
+            if len(drive.gates) > 1:
+                with drive.lock:
+                    drive.shares.rest(self)
+                self._tell(drive)
+
+    def _tell(self, drive: Drive) -> None:
+        """Wake who may go on, unless that is who calls: it goes on by itself."""
+        with drive.lock:
+            gate = drive.shares.next()
+        if isinstance(gate, DriveGate) and gate is not self and not gate._woken:
+            gate._woken = True
+            gate._wake()
+
+    def counts(self) -> tuple[int, int]:
+        """As `DriveShares.counts`, over all its drives."""
+        each = [drive.shares.counts(self) for drive in self._distinct]
+        return sum(one for one, _ in each), sum(one for _, one in each)
+
+    def close(self) -> None:
+        """It uses its drives no more; what it has in flight stands in nobody's way."""
+        for drive in self._distinct:
+            with drive.lock:
+                drive.shares.leave(self)
+                if self in drive.gates:
+                    drive.gates.remove(self)
+            self._tell(drive)
+        self._distinct, self._flying = [], {}
+
+
+class Drives:
+    """All that the daemon's stores lie on."""
+
+    def __init__(self) -> None:
+        self._drives: dict[DriveId, Drive] = {}
+
+    def gate(self, files: Sequence[File], weight: int, wake: Callable[[], None]) -> DriveGate:
+        """For a store in these files."""
+        found = [self._drives.setdefault(drive_of(file), Drive()) for file in files]
+        return DriveGate(found, weight, wake)

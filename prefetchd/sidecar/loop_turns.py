@@ -1,0 +1,60 @@
+"""Whose turn it is in the daemon's one thread: every namespace gets its share, whatever it sends.
+
+Decides in which order what has come is dealt with, and for how long before the loop looks at its
+sockets again. Refuses to know what a task does; it says itself what it has cost. Within one
+member, tasks take turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+
+from prefetchd.sidecar.shares import FairOrder
+
+Task = Callable[[], int]
+"""Deals with one thing, and says what that has cost: about the bytes of the messages."""
+
+FRAME_COST = 512
+"""Of a message beside its bytes."""
+_SLICE_COST = 1 << 14
+
+
+class LoopTurns:
+    def __init__(self) -> None:
+        self._order = FairOrder()
+        self._lines: dict[Hashable, dict[Hashable, Task]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._lines)
+
+    def offer(self, member: Hashable, weight: int, key: Hashable, task: Task) -> None:
+        """There is something to do for this member. A key that waits already keeps its place."""
+        line = self._lines.get(member)
+        if line is None:
+            line = self._lines[member] = {}
+            self._order.join(member, weight)
+            self._order.wait(member)
+        line.setdefault(key, task)
+
+    def withdraw(self, key: Hashable) -> None:
+        for member, line in list(self._lines.items()):
+            if line.pop(key, None) is not None and not line:
+                self._rest(member)
+
+    def _rest(self, member: Hashable) -> None:
+        del self._lines[member]
+        self._order.rest(member)
+        if not self._lines:
+            self._order.forget_settled()
+
+    def work(self) -> None:
+        """One slice: a task at least, if there is one."""
+        spent = 0
+        while spent < _SLICE_COST and (member := self._order.first()) is not None:
+            line = self._lines[member]
+            key = next(iter(line))
+            cost = line.pop(key)()  # which may offer more
+            self._order.charge(member, cost)
+            spent += cost
+            if not self._lines[member]:
+                self._rest(member)

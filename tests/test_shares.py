@@ -1,0 +1,227 @@
+"""Fair shares: nobody starves, nothing idles while somebody waits, long runs follow the weights."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prefetchd.drive_profile import load_profile
+from prefetchd.model import IoClass
+from prefetchd.sidecar.loop_turns import LoopTurns
+from prefetchd.sidecar.shares import UNBOUNDED, DriveShares, FairOrder, Window
+from tests.tenants_virtual import course
+
+DEMAND, PREFETCH, WRITE = IoClass.DEMAND, IoClass.PREFETCH, IoClass.WRITE_BACK
+PAGE = 1 << 16
+weights = st.lists(st.integers(1, 8), min_size=2, max_size=5)
+
+
+class Fixed(Window):
+    """As wide as it is told."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+
+    @property
+    def bytes(self) -> int:
+        return self.size
+
+
+class Flood:
+    """A modelled drive that ends operations in the order of their beginning, and members that
+    always have more of one class to begin."""
+
+    def __init__(self, weights: list[int], window: int, sizes: list[int], io_class: int) -> None:
+        self.shares = DriveShares(Fixed(window))
+        self.sizes, self.classes = sizes, dict.fromkeys(range(len(weights)), io_class)
+        self.flying: deque[tuple[int, int]] = deque()
+        self.served = [0] * len(weights)
+        for member, weight in enumerate(weights):
+            self.shares.join(member, weight)
+            self.shares.attend(member, True)
+
+    def ask(self, member: int, count: int = 200) -> int:
+        lengths = np.full(count, self.sizes[member], np.int64)
+        granted = self.shares.grant(member, self.classes[member], lengths)
+        self.flying.extend([(member, self.sizes[member])] * granted)
+        return granted
+
+    def end_one(self) -> None:
+        member, size = self.flying.popleft()
+        self.served[member] += size
+        self.shares.ended(member, size)
+        while self.ask_next():  # whoever may go on is told, as the gates do
+            pass
+
+    def ask_next(self) -> int:
+        following = self.shares.next()
+        return self.ask(following) if isinstance(following, int) else 0
+
+
+@settings(max_examples=30, deadline=None)
+@given(weights, st.lists(st.integers(1, 16), min_size=5, max_size=5), st.sampled_from(IoClass))
+def test_long_runs_follow_the_weights_whatever_the_sizes(
+    weights: list[int], pages: list[int], io_class: IoClass
+) -> None:
+    sizes = [count * PAGE for count in pages]
+    flood = Flood(weights, 32 * PAGE, sizes, io_class)
+    for member in range(len(weights)):
+        flood.ask(member)
+    for _ in range(500):
+        flood.end_one()
+        assert flood.shares.in_flight >= 32 * PAGE, "somebody waits, and the drive idles"
+        assert flood.shares.in_flight == sum(size for _, size in flood.flying)
+    parts = np.array(flood.served) / np.array(weights)
+    slack = 8 * max(sizes) + 64 * PAGE
+    assert parts.max() - parts.min() <= slack, (flood.served, weights)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 64), st.integers(1, 8), st.integers(1, 8))
+def test_a_demand_of_who_is_below_his_share_begins_at_once(
+    pages: int, own: int, others: int
+) -> None:
+    flood = Flood([others, own], pages * PAGE, [PAGE, PAGE], DEMAND)
+    flood.shares.attend(1, False)
+    assert flood.ask(0, 128) == 128, "alone, it is not bounded"
+    flood.shares.attend(1, True)
+    while flood.shares.in_flight > pages * PAGE:
+        assert flood.ask(0) == 0
+        flood.end_one()
+    for _ in range(40):
+        for _ in range(2 + 2 * others // own):  # so it asks for less than its share
+            flood.end_one()
+        assert flood.ask(1, 1) == 1, "it waits for nobody's completion"
+        flood.flying.pop()
+        flood.shares.ended(1, PAGE)
+    assert flood.shares.in_flight <= (pages + 1) * PAGE
+
+
+def test_prefetches_and_writes_yield_to_others_demands_and_do_not_starve() -> None:
+    for yields in (PREFETCH, WRITE):
+        flood = Flood([1, 1], 8 * PAGE, [PAGE, PAGE], DEMAND)
+        flood.classes[0] = yields
+        assert flood.ask(0) == 8
+        flood.ask(1)
+        for _ in range(16):
+            flood.end_one()
+        assert flood.served[1] >= flood.served[0], "demands first"
+        for _ in range(1000):
+            flood.end_one()
+        assert abs(flood.served[0] - flood.served[1]) <= 80 * PAGE, "shares in the end"
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.data(), weights)
+def test_any_course_keeps_the_books(data: st.DataObject, weights: list[int]) -> None:
+    flood = Flood(weights, data.draw(st.integers(1, 40)) * PAGE, [PAGE] * 5, PREFETCH)
+    for _ in range(60):
+        member = data.draw(st.integers(0, len(weights) - 1))
+        act = data.draw(st.sampled_from(["ask", "ask one", "end", "leave", "rest", "come", "go"]))
+        flood.classes[member] = data.draw(st.sampled_from(IoClass))
+        if act.startswith("ask"):
+            flood.ask(member, 1 if act == "ask one" else 16)
+        elif act == "end" and flood.flying:
+            flood.end_one()
+        elif act == "leave":
+            flood.shares.leave(member)
+            flood.flying = deque(one for one in flood.flying if one[0] != member)
+            flood.shares.join(member, weights[member])
+        elif act == "rest":
+            flood.shares.rest(member)
+        else:
+            flood.shares.attend(member, act == "come")
+        assert flood.shares.in_flight == sum(size for _, size in flood.flying) >= 0
+        if not flood.flying and flood.shares.next() is not None:
+            assert any(flood.ask_next() for _ in weights), "it idles, and somebody waits"
+
+
+def test_a_window_finds_what_keeps_a_drive_busy_and_no_more() -> None:
+    """A drive that takes 100 us a page, and moves one page a 10 us at depth, later a 5 us."""
+    window, now_ns = Window(), 0
+
+    def run(depth: int, page_ns: int) -> None:
+        """That many in flight for a while."""
+        nonlocal now_ns
+        wait_ns = max(100_000, depth * page_ns)
+        for _ in range(100_000_000 // wait_ns):
+            now_ns += wait_ns
+            window.moved(depth * PAGE, depth, depth * wait_ns, now_ns, busy=True, limited=True)
+
+    for _ in range(100):
+        now_ns += 1_000_000
+        window.alone(PAGE, 100_000)
+        window.moved(PAGE, 1, 100_000, now_ns, busy=False, limited=False)
+    assert window.bytes == UNBOUNDED, "nobody has seen what it can do"
+    run(128, 10_000)
+    assert 10 <= window.bytes / PAGE <= 12
+    for page_ns, fewest, most in ((10_000, 10, 16), (5_000, 20, 26), (20_000, 5, 12)):
+        for _ in range(40):
+            run(-(-window.bytes // PAGE), page_ns)
+        assert fewest <= window.bytes / PAGE <= most
+
+
+@settings(max_examples=20, deadline=None)
+@given(weights)
+def test_the_order_serves_by_weight_and_who_comes_late_has_no_credit(weights: list[int]) -> None:
+    order = FairOrder()
+    served = [0] * len(weights)
+    for member, weight in enumerate(weights):
+        order.join(member, weight)
+    for round_ in range(2000):
+        if round_ == 1000:
+            served = [0] * len(weights)
+        for member in range(len(weights)):
+            if member or round_ >= 1000:  # the first one has slept until then
+                order.wait(member)
+        turn = order.first()
+        assert isinstance(turn, int)
+        cost = 1 + round_ % 7
+        order.charge(turn, cost)
+        served[turn] += cost
+        order.rest(turn)
+    parts = np.array(served) / np.array(weights)
+    assert parts.max() - parts.min() <= 14
+
+
+def test_a_flood_of_messages_leaves_others_their_turns() -> None:
+    """Ten connections of one member with huge and endless messages, and one of another."""
+    turns, log = LoopTurns(), list[str]()
+
+    def flood(connection: int) -> int:
+        log.append("flood")
+        turns.offer("flood", 1, connection, lambda: flood(connection))
+        return 1 << 19
+
+    def quiet() -> int:
+        log.append("quiet")
+        return 600
+
+    for connection in range(10):
+        turns.offer("flood", 1, connection, lambda connection=connection: flood(connection))  # type: ignore[misc]
+    for _ in range(50):
+        turns.work()
+        turns.offer("quiet", 1, "q", quiet)
+        before = len(log)
+        turns.work()
+        assert log[before] == "quiet", "what came last is dealt with first: the flood is in debt"
+    turns.withdraw(3)
+    assert turns
+
+
+def test_a_flood_on_one_drive_is_a_window_ahead_of_anothers_demand() -> None:
+    """In virtual time on a modelled drive: exact, whatever else this machine does."""
+    profile = load_profile("8-pages-per-300us")
+    alone = course(profile, None, shared=True, demands=200)
+    for flood in (DEMAND, PREFETCH):
+        without = course(profile, flood, shared=False, demands=200)
+        beside = course(profile, flood, shared=True, demands=200)
+        assert without.ahead_pages == 128
+        assert without.p99_us > 10 * alone.p99_us
+        assert beside.ahead_pages <= 8
+        assert beside.p99_us <= 1.5 * alone.p99_us
+        assert beside.flood_mb_s >= 0.85 * without.flood_mb_s, "what is left over is the flood's"

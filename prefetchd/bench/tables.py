@@ -207,6 +207,8 @@ class ReplayTable:
                 style="dim" if run.control else "bold" if run is winner else "",
                 end_section=last_control and not runs[min(position + 1, len(runs) - 1)].control,
             )
+        for run in self.result.clients:
+            table.add_row(Text(run.name), *(column.cell(run) for column in columns), style="dim")
         for bound in self.result.bounds:
             cells = (column.bound(bound) for column in columns)
             table.add_row(Text(bound.name), *cells, style="dim italic")

@@ -79,8 +79,9 @@ def replay_decode_crowd(
     """Run everything and say how it went; `directory` holds the store of private daemons. Raises
     ReplayError, StoreError, SidecarError, WrongBytes ..."""
     report = report or Report()
-    runner = _Runner(directory, workload, settings, crowd, report, Seen(str(settings.gpu)))
     notes = trace_notes(workload)
+    seen = Seen(str(settings.gpu))
+    runner = _Runner(directory, workload, settings, crowd, report, seen, notes)
     if crowd.connect:
         notes.append(NO_CONTROLS)
         planned, settings = runner.as_it_is()
@@ -129,6 +130,7 @@ class _Runner:
     crowd: Crowd
     report: Report
     seen: Seen
+    notes: list[str]
 
     def as_it_is(self) -> tuple[list[Plan], ReplaySettings]:
         """Fill the daemon's namespace; its one run, and the settings that it has."""
@@ -150,7 +152,7 @@ class _Runner:
                 options = options_of(self.directory, everything, self.settings, plan)
                 # The daemon's own device for a GPU: clients have one of theirs.
                 options = replace(options, gpu="host")
-                address = stack.enter_context(private_daemon(self.directory, options))
+                address = stack.enter_context(private_daemon(self.directory, options, self.notes))
             kv = stack.enter_context(self._connect(address))
             if plan.name == "resident":
                 preload(kv, everything.geometry.pages)

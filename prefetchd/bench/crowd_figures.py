@@ -38,7 +38,7 @@ def crowd_figures(
     each = []
     for number in range(len(rounds[0].logs)):
         logs = [one.logs[number] for one in rounds]
-        each.append(_own(_figures(f"{plan.name}, client {number}", plan, settings, logs)))
+        each.append(_own(_figures(f"{plan.name} client {number}", plan, settings, logs)))
     return run, each if len(each) > 1 else []
 
 

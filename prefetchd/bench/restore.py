@@ -258,7 +258,7 @@ class RestoreRun:
         request.ticket = None
         request.taken += request.count
         if request.started:
-            if request.waited:
+            if request.waited and ticket.waits_ns.any():  # and not only for an answer
                 log.ready_ns[number] = time.monotonic_ns() - int(self._arrival_ns[number])
             next_ns = at_ns + request.count * self._pace.block_ns
             heapq.heappush(self._events, (next_ns, number, _TAKE))

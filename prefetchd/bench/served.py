@@ -19,6 +19,7 @@ from pathlib import Path
 import psutil
 
 from prefetchd.assembly import Options
+from prefetchd.bench.emulation import Emulation
 from prefetchd.bench.runs import ReplayError
 from prefetchd.runtime import Runtime
 from prefetchd.sidecar.client import Client
@@ -58,10 +59,11 @@ def cpu_s(pid: int) -> float:
 
 
 @contextmanager
-def private_daemon(store: Path, options: Options) -> Iterator[str]:
+def private_daemon(store: Path, options: Options, notes: list[str]) -> Iterator[str]:
     """The address of a daemon in a process of its own, for as long as the context lasts. It serves
-    `store`, which is there, as the namespace "default". Raises StoreError and others of `open`, and
-    ReplayError when it ends badly."""
+    `store`, which is there, as the namespace "default"; what an emulated device could not keep to
+    is added to `notes`. Raises StoreError and others of `open`, and ReplayError when it ends badly.
+    """
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory(prefix="prefetchd-") as folder:
         path = Path(folder) / "s.sock"
@@ -73,7 +75,8 @@ def private_daemon(store: Path, options: Options) -> Iterator[str]:
             _hear(ours, "the private daemon does not start")
             yield f"unix:{path}"
             daemon.terminate()
-            _hear(ours, "the private daemon ended before its time")
+            told = _hear(ours, "the private daemon ended before its time")
+            notes += [note for note in told if note not in notes]
         finally:
             daemon.terminate()
             daemon.join(_END_TIMEOUT_S)
@@ -83,7 +86,7 @@ def private_daemon(store: Path, options: Options) -> Iterator[str]:
             ours.close()
 
 
-def _hear(ours: Connection, otherwise: str) -> None:
+def _hear(ours: Connection, otherwise: str) -> list[str]:
     """Raises what the daemon tells of, if it is an error."""
     try:
         told = ours.recv()
@@ -91,10 +94,12 @@ def _hear(ours: Connection, otherwise: str) -> None:
         raise ReplayError(f"{otherwise}, without a word; was it out of memory?") from None
     if isinstance(told, Exception):
         raise told
+    return list(told)
 
 
 def _serve(path: Path, store: Path, options: Options, out: Connection) -> None:
-    """In the daemon's process: None is sent when it is ready, and again when it has ended well."""
+    """In the daemon's process: notes are sent when it is ready, and when it has ended well."""
+    emulation = options.device if isinstance(options.device, Emulation) else None
     try:
         namespaces = Namespaces({PRIVATE: NamespaceSettings(store)}, os.geteuid())
         settings = NamespaceSettings(store, options=options)
@@ -102,9 +107,12 @@ def _serve(path: Path, store: Path, options: Options, out: Connection) -> None:
         server = Server(Place(path), namespaces)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: server.stop())
-        out.send(None)
+        if emulation is not None:
+            emulation.hold()  # from here on: opening is not what is measured
+        out.send([])
         server.run()
-        failures = server.close()
-        out.send(StoreError("; ".join(failures)) if failures else None)
+        if failures := server.close():
+            raise StoreError("; ".join(failures))
+        out.send([] if emulation is None else emulation.notes())
     except Exception as error:
         out.send(error)

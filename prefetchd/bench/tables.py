@@ -195,7 +195,7 @@ class ReplayTable:
 
     def _table(self, columns: tuple[Column, ...]) -> Table:
         table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
-        table.add_column("run", no_wrap=True, overflow="ellipsis", min_width=10, max_width=20)
+        table.add_column("run", no_wrap=True, overflow="ellipsis", min_width=10, max_width=24)
         for column in columns:
             table.add_column(Text(f"{column.top}\n{column.bottom}"), justify="right", no_wrap=True)
         runs, winner = order(self.result), best(self.result)

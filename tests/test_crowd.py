@@ -14,7 +14,7 @@ from prefetchd.bench.decode import WrongBytes
 from prefetchd.bench.runs import ReplayError
 from tests.harmed import Harm
 from tests.replays import BLOCKS, LAYERS, PAGE_BYTES, QUICK, run_here, write_trace
-from tests.runtime_bench import layout
+from tests.runtime_bench import content, keys, layout
 from tests.sidecar_bench import daemon
 
 REQUESTS = ["--requests", "12", "--speed", "400", "--idle-s", "0", "--json", "-"]
@@ -109,3 +109,13 @@ def test_what_happens_to_one_client_is_told() -> None:
         together(Harm("raises"), 2, steps.append)
     with pytest.raises(ReplayError, match="client 1 ended before its work, with exit code -9"):
         together(Harm("dies"), 2, steps.append)
+
+
+def test_a_client_that_only_tends_hears_its_answers(tmp_path: Path) -> None:
+    with daemon(tmp_path) as served, served.connect() as kv:
+        blocks = kv.put(keys(2), content(2)).blocks
+        ticket = kv.demand(kv.pages(blocks, 0))
+        while not ticket.done:
+            kv.tend(0)
+        assert not ticket.missing.any()
+        ticket.release()

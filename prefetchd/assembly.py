@@ -33,6 +33,7 @@ from prefetchd.planner import Planner, PlannerLimits
 from prefetchd.policies import eviction_of, predictor_of
 from prefetchd.predictor import Predictor
 from prefetchd.recovery import Progress, recover
+from prefetchd.restating import CHUNK_BYTES
 from prefetchd.room import blocks_under_cap, blocks_under_quota
 from prefetchd.staging import Staging
 from prefetchd.store import Store, StoreError
@@ -173,16 +174,18 @@ def assemble(store: Store, options: Options, progress: Progress | None = None) -
         store.release()
         raise
     try:
+        # Staging is nobody's yet; with it, thousands of headers are read at once.
         catalog, journal = recover(
             store,
             device,
-            scratch,
+            arena,
             options.namespace,
             visible,
             scan=options.scan,
             cipher=cipher,
             progress=progress,
         )
+        arena[:CHUNK_BYTES] = 0  # whoever may look at staging is not to see what was read
         catalog.blocks_max = blocks_under_cap(shape, options.cap_bytes)
         catalog.mine_max = blocks_under_quota(shape, options.quota_bytes)
         gpu = _open_gpu(options, staging)

@@ -184,7 +184,10 @@ class Bound(msgspec.Struct, frozen=True, kw_only=True):
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
     """What a replay or a simulation says; in the latter, figures that only a real clock has are
-    None. A note that starts with a WORD in capitals and a colon is a verdict."""
+    None. A note that starts with a WORD in capitals and a colon is a verdict.
+
+    `clients`: of a replay by several processes, what each of them saw of each run; `runs` are then
+    of all of them together, and counters of the device are told there only."""
 
     device: Device
     settings: Settings
@@ -193,6 +196,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     schema: Schema = SCHEMA
     bounds: list[Bound] = []
     notes: list[str] = []
+    clients: list[Run] = []
 
 
 class ResultError(ValueError):

@@ -21,10 +21,10 @@ import numpy as np
 
 from prefetchd.bench.content import STAMP_BYTES, stamped
 from prefetchd.bench.decode_loop import Log, Pace, Served, follow
+from prefetchd.bench.served import Serving
 from prefetchd.lab.workload import Demand, Workload
-from prefetchd.model import Hint, PageHint
+from prefetchd.model import Hint, Ids, PageHint
 from prefetchd.resting import collector_rests
-from prefetchd.runtime import Runtime
 from prefetchd.stats import Stats
 from prefetchd.tickets import Ticket
 
@@ -36,7 +36,7 @@ class WrongBytes(Exception):  # noqa: N818  (nobody catches it: it is the end)
 
 
 def run_decode(
-    runtime: Runtime,
+    runtime: Serving,
     workload: Workload,
     pace: Pace,
     progress: Callable[[int], None] | None = None,
@@ -54,7 +54,7 @@ def run_decode(
 class _Live:
     """A runtime, its GPU buffer and the real clock."""
 
-    def __init__(self, runtime: Runtime, buffer: Any, *, tend: bool) -> None:
+    def __init__(self, runtime: Serving, buffer: Any, *, tend: bool) -> None:
         self._runtime = runtime
         self._buffer = buffer
         self._tend = tend
@@ -103,13 +103,14 @@ class _Live:
 
     def compute(self, until_ns: int) -> None:
         if self._tend:
-            self._runtime.engine.tend(until_ns)
+            self._runtime.tend(max(0, until_ns - time.monotonic_ns()) / 1e9)
         else:
             _sleep_until(until_ns)
 
 
-def check_stamps(log: Log, seed: int) -> int:
-    """Compare the stamp of every page handed over with the page that was asked for.
+def check_stamps(log: Log, seed: int, stamped_as: Ids | None = None) -> int:
+    """Compare the stamp of every page handed over with the page that was asked for, which by its
+    id is stamped as `stamped_as` says (None: as itself).
 
     Returns how many were compared. Raises WrongBytes.
     """
@@ -118,7 +119,8 @@ def check_stamps(log: Log, seed: int) -> int:
         if served.stamps is None:
             continue
         pages = served.demand.pages[served.present]
-        good = stamped(served.stamps, pages, seed)
+        named = pages if stamped_as is None else stamped_as[pages]
+        good = stamped(served.stamps, named, seed)
         if not good.all():
             bad = pages[~good].tolist()
             raise WrongBytes(f"pages {bad} were handed over with other pages' bytes")

@@ -80,7 +80,10 @@ class Stage(Protocol):
 
 @dataclass(slots=True)
 class Log:
-    """What one round saw: every step's time, every demand in order, counters before and after."""
+    """What one round saw: every step's time, every demand in order, counters before and after.
+
+    `verified`: pages whose bytes were compared already, and let go.
+    """
 
     warmup_steps: int
     layers: int
@@ -89,6 +92,7 @@ class Log:
     cpu_ns: int | None = None
     before: Counts | None = None
     after: Counts | None = None
+    verified: int = 0
 
     @property
     def measured(self) -> list[Served]:

@@ -14,9 +14,11 @@ import typer
 from rich.console import Console
 
 from prefetchd import metrics
+from prefetchd.bench.crowd_decode import ORDER_UNKNOWN
 from prefetchd.bench.output import Outputs
 from prefetchd.bench.report import write_report
 from prefetchd.bench.runs import CONTROLS, ReplayError, checked_slots, staging_slots
+from prefetchd.bench.served import PRIVATE, Crowd
 from prefetchd.bench.tables import print_replay
 from prefetchd.lab.attention import AttentionTrace, read_attention
 from prefetchd.lab.workload import Workload, batched
@@ -24,6 +26,10 @@ from prefetchd.units import parse_bytes, parse_share
 
 EMBEDDED_TRACE = "summ_pydocs_demo.npz"
 ALL_CONTROLS = ",".join(CONTROLS)
+_DAEMONS_OWN = {
+    *("store", "device", "device_profile", "staging", "staging_blocks", "limit_blocks_s"),
+    *("predictor", "evict", "controls", "depth"),
+}
 
 TracePath = Annotated[
     Path | None, typer.Argument(help="Recorded decode attention (.npz); default: the embedded one.")
@@ -41,7 +47,16 @@ Steps = Annotated[int | None, typer.Option(min=1, help="Replay only the first st
 Warmup = Annotated[int, typer.Option(min=0, help="First steps not measured.")]
 Depth = Annotated[int, typer.Option(min=1, max=32768, help="Operations in flight at most.")]
 BatchSize = Annotated[int, typer.Option(min=1, help="Requests in the decode batch.")]
-Shared = Annotated[str, typer.Option(help="Prompt share in common to all.")]
+Shared = Annotated[str, typer.Option(help="Prompt share in common to all requests or clients.")]
+Connect = Annotated[
+    str | None, typer.Option(help="Replay at the daemon at unix:PATH, as it is configured.")
+]
+Namespace = Annotated[str, typer.Option(help="With --connect: the namespace.")]
+Token = Annotated[str, typer.Option(help="With --connect: its token.")]
+Clients = Annotated[
+    int | None,
+    typer.Option(min=1, max=128, help="So many processes at a daemon; a private one for each run."),
+]
 Json = Annotated[Path | None, typer.Option(help="Write JSON; - prints it.")]
 Html = Annotated[Path | None, typer.Option(help="Write an HTML report.")]
 
@@ -76,6 +91,35 @@ def _read(trace: Path | None) -> AttentionTrace:
         return read_attention(trace)
     with as_file(files("prefetchd.data") / EMBEDDED_TRACE) as path:
         return read_attention(path)
+
+
+def crowd(
+    context: typer.Context,
+    connect: str | None,
+    namespace: str,
+    token: str,
+    clients: int | None,
+    shared: str = "0%",
+) -> Crowd | None:
+    """The clients that were asked for; None: the replay runs in this process. Raises ReplayError
+    for options that a daemon has decided already."""
+    if connect is None and clients is None:
+        return None
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    given = {name for name, source in sources.items() if source and source.name == "COMMANDLINE"}
+    count = clients or 1
+    if connect is not None and (idle := sorted(given & _DAEMONS_OWN)):
+        told = ", ".join("--" + name.replace("_", "-") for name in idle)
+        raise ReplayError(
+            f"with --connect the daemon has decided on {told} already: leave that out, or leave out"
+            " --connect, and --clients starts private daemons"
+        )
+    if connect is None and given & {"namespace", "token"}:
+        raise ReplayError("--namespace and --token are for --connect")
+    if count > 1 and "controls" in given and "oracle" in names(context.params["controls"]):
+        raise ReplayError(f"{ORDER_UNKNOWN}; leave it out of --controls")
+    own = namespace if connect is not None else PRIVATE
+    return Crowd(count, connect or "", own, token, _shared(shared) if count > 1 else 0.0)
 
 
 def _shared(text: str) -> float:

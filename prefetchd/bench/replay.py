@@ -35,8 +35,10 @@ from prefetchd.bench.runs import (
     trace_notes,
 )
 from prefetchd.bench.seen import Seen, mark
+from prefetchd.bench.served import Serving
 from prefetchd.lab.workload import Workload
 from prefetchd.layout import Layout, uniform
+from prefetchd.model import Geometry
 from prefetchd.opening import open_runtime
 from prefetchd.runtime import Runtime
 
@@ -69,8 +71,7 @@ def prepare_store(
     directory: Path, workload: Workload, settings: ReplaySettings, report: Report
 ) -> None:
     """Create the store unless it is there, and put whatever blocks it lacks."""
-    layout = _layout(workload, settings)
-    names = block_names(workload.geometry.blocks, settings.seed)
+    layout = layout_of(workload, settings)
     if not store_opening.exists(directory):
         store_making.create(directory, layout, workload.geometry.blocks, fill=False)
     options = Options(
@@ -85,20 +86,26 @@ def prepare_store(
         report.say(f"reading {done} of {whole} headers")
 
     with open_runtime(directory, layout, options=options, progress=scanning) as runtime:
-        if len(runtime.lookup(names)) == len(names):
-            return
-        report.say("writing the store")
-        shape = (workload.geometry.blocks, workload.geometry.layers, settings.page_bytes)
-        pending = []
-        for first, pages in block_pages(*shape, settings.seed):
-            pending.append(runtime.put(names[first : first + len(pages)], pages))
-            report.steps(len(pages))
-        failed = [words for ticket in pending for words in ticket.wait().failures]
-        if failed:
+        if failed := fill(runtime, workload.geometry, settings.seed, report):
             raise ReplayError(
-                f"the store in {directory} could not be written: {failed[0]}; if it was made for "
+                f"the store in {directory} could not be written: {failed}; if it was made for "
                 "another trace, seed or number of requests, name a new folder"
             )
+
+
+def fill(runtime: Serving, geometry: Geometry, seed: int, report: Report) -> str:
+    """Put the blocks of a replay, unless all are there; why one could not be, or nothing."""
+    names = block_names(geometry.blocks, seed)
+    if len(runtime.lookup(names)) == len(names):
+        return ""
+    report.say("writing the store")
+    pending = []
+    shape = (geometry.blocks, geometry.layers, runtime.page_bytes)
+    for first, pages in block_pages(*shape, seed):
+        pending.append(runtime.put(names[first : first + len(pages)], pages))
+        report.steps(len(pages))
+    failed = [words for ticket in pending for words in ticket.wait().failures]
+    return failed[0] if failed else ""
 
 
 def _slot_bytes(directory: Path, layout: Layout) -> int:
@@ -109,7 +116,7 @@ def _slot_bytes(directory: Path, layout: Layout) -> int:
     return slot_bytes
 
 
-def _layout(workload: Workload, settings: ReplaySettings) -> Layout:
+def layout_of(workload: Workload, settings: ReplaySettings) -> Layout:
     return uniform(workload.geometry.layers, settings.page_bytes, name="replay")
 
 
@@ -157,9 +164,25 @@ def _one(
     seen: Seen,
     report: Report,
 ) -> Log:
-    layout = _layout(workload, settings)
-    options = Options(
-        staging_bytes=plan.slots * _slot_bytes(directory, layout),
+    layout, options = layout_of(workload, settings), options_of(directory, workload, settings, plan)
+    pace = pace_of(settings)
+    # Whatever happens in a run, the next one finds the store as this one did.
+    with open_runtime(directory, layout, options=options, read_only=True) as runtime:
+        _check_blocks(runtime, workload, settings.seed)
+        if plan.name == "resident":
+            preload(runtime, workload.geometry.pages)
+        before = mark(runtime)
+        log = run_decode(runtime, workload, pace, report.steps)
+        seen.note(runtime, before)
+    return log
+
+
+def options_of(
+    directory: Path, workload: Workload, settings: ReplaySettings, plan: Plan
+) -> Options:
+    """How the runtime of a run is opened, here or in a daemon."""
+    return Options(
+        staging_bytes=plan.slots * _slot_bytes(directory, layout_of(workload, settings)),
         device=settings.device,
         gpu=settings.gpu,
         predictor=plan.predictor,
@@ -168,17 +191,11 @@ def _one(
         demand_timeout_s=settings.demand_timeout_s,
         core=plan.core,
     )
+
+
+def pace_of(settings: ReplaySettings) -> Pace:
     layer_ns = int(settings.layer_us * 1000)
-    pace = Pace(layer_ns, settings.hints, settings.warmup_steps, settings.tend)
-    # Whatever happens in a run, the next one finds the store as this one did.
-    with open_runtime(directory, layout, options=options, read_only=True) as runtime:
-        _check_blocks(runtime, workload, settings.seed)
-        if plan.name == "resident":
-            _preload(runtime, workload.geometry.pages)
-        before = mark(runtime)
-        log = run_decode(runtime, workload, pace, report.steps)
-        seen.note(runtime, before)
-    return log
+    return Pace(layer_ns, settings.hints, settings.warmup_steps, settings.tend)
 
 
 def _check_blocks(runtime: Runtime, workload: Workload, seed: int) -> None:
@@ -187,7 +204,7 @@ def _check_blocks(runtime: Runtime, workload: Workload, seed: int) -> None:
         raise ReplayError("the store does not hold this trace's blocks; use a new folder")
 
 
-def _preload(runtime: Runtime, count: int) -> None:
+def preload(runtime: Serving, count: int) -> None:
     pages = np.arange(count, dtype=np.int64)
     for first in range(0, count, _PRELOAD_PAGES):
         with runtime.demand(pages[first : first + _PRELOAD_PAGES]) as ticket:

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from prefetchd import metrics, registry
 from prefetchd.bench import decode_options as options
+from prefetchd.bench.crowd_decode import replay_decode_crowd, whole
 from prefetchd.bench.emulation import Emulation
 from prefetchd.bench.output import Outputs, check_memory, progress_bars, temporary_folder
 from prefetchd.bench.replay import (
@@ -21,6 +22,7 @@ from prefetchd.bench.replay import (
     replay_decode,
 )
 from prefetchd.bench.restore_command import restore
+from prefetchd.bench.served import Crowd
 from prefetchd.drive_profile import DEFAULT, load_profile
 from prefetchd.lab.workload import Workload
 
@@ -32,6 +34,7 @@ replay_app.command("restore")(restore)
 
 @replay_app.command("decode")
 def decode(
+    context: typer.Context,
     trace: options.TracePath = None,
     store: Annotated[
         Path | None,
@@ -62,6 +65,10 @@ def decode(
     depth: options.Depth = 128,
     requests: options.BatchSize = 1,
     shared: options.Shared = "50%",
+    connect: options.Connect = None,
+    namespace: options.Namespace = "default",
+    token: options.Token = "",
+    clients: options.Clients = None,
     seed: Annotated[int, typer.Option(min=0, max=2**63, help="Seed of the stored bytes.")] = 1,
     json: options.Json = None,
     report: options.Html = None,
@@ -76,9 +83,11 @@ def decode(
         trace, top_k=top_k, steps=steps, warmup=warmup, requests=requests, shared=shared
     )
     size = options.page_size(page_bytes)
+    crowd = options.crowd(context, connect, namespace, token, clients, shared)
+    everything = workload if crowd is None else whole(workload, crowd)
     settings = ReplaySettings(
         page_bytes=size,
-        staging_slots=options.slots(workload, staging, size),
+        staging_slots=options.slots(everything, staging, size),
         layer_us=layer_us,
         hints=hints,
         tend=tend,
@@ -95,9 +104,12 @@ def decode(
         seed=seed,
     )
     console = Console(stderr=True)
-    _check_memory(workload, settings)
-    with temporary_folder(store, console) as directory:
-        result = _run(directory, workload, settings, console)
+    if crowd is not None and crowd.connect:
+        result = _run(Path(), workload, settings, crowd, console)
+    else:
+        _check_memory(everything, settings)
+        with temporary_folder(store, console) as directory:
+            result = _run(directory, workload, settings, crowd, console)
     if emulation is not None:
         result = msgspec.structs.replace(result, notes=[*result.notes, *emulation.notes()])
     options.show(outputs, console, result)
@@ -122,13 +134,24 @@ def _check_memory(workload: Workload, settings: ReplaySettings) -> None:
 
 
 def _run(
-    directory: Path, workload: Workload, settings: ReplaySettings, console: Console
+    directory: Path,
+    workload: Workload,
+    settings: ReplaySettings,
+    crowd: Crowd | None,
+    console: Console,
 ) -> metrics.Result:
-    runs = len(settings.controls) + len(settings.predictors)
+    everything = workload if crowd is None else whole(workload, crowd)
+    is_private = crowd is None or not crowd.connect
+    runs = len(settings.controls) + len(settings.predictors) if is_private else 1
+    runs *= 1 if crowd is None else crowd.clients
     with progress_bars(console) as bar:
-        writing = bar("writing the store", workload.geometry.blocks)
-        # Writing is not what is emulated.
-        free = settings if isinstance(settings.device, str) else replace(settings, device="uring")
-        prepare_store(directory, workload, free, writing)
+        if is_private:
+            writing = bar("writing the store", everything.geometry.blocks)
+            # Writing is not what is emulated.
+            named = isinstance(settings.device, str)
+            free = settings if named else replace(settings, device="uring")
+            prepare_store(directory, everything, free, writing)
         replaying = bar("replaying", settings.rounds * runs * workload.steps)
-        return replay_decode(directory, workload, settings, replaying)
+        if crowd is None:
+            return replay_decode(directory, workload, settings, replaying)
+        return replay_decode_crowd(directory, workload, settings, crowd, replaying)

@@ -25,10 +25,10 @@ from numpy.typing import NDArray
 
 from prefetchd.bench.content import STAMP_BYTES, nonce, stamped
 from prefetchd.bench.decode import WrongBytes
+from prefetchd.bench.served import Serving
 from prefetchd.lab.requests import Requests
 from prefetchd.model import NO_IDS, ChainHint, DoneHint, Ids, Outcome
 from prefetchd.resting import collector_rests
-from prefetchd.runtime import Runtime
 from prefetchd.tickets import PutTicket, Ticket
 
 _ENQUEUE, _START, _TAKE = range(3)
@@ -102,7 +102,7 @@ class RestoreRun:
 
     def __init__(
         self,
-        runtime: Runtime,
+        runtime: Serving,
         requests: Requests,
         names: NDArray[np.uint8],
         pace: Pace,
@@ -258,7 +258,7 @@ class RestoreRun:
         request.ticket = None
         request.taken += request.count
         if request.started:
-            if request.waited:
+            if request.waited and ticket.waits_ns.any():  # and not only for an answer
                 log.ready_ns[number] = time.monotonic_ns() - int(self._arrival_ns[number])
             next_ns = at_ns + request.count * self._pace.block_ns
             heapq.heappush(self._events, (next_ns, number, _TAKE))

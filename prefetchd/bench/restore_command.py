@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -10,15 +11,29 @@ from rich.console import Console
 
 from prefetchd import registry
 from prefetchd.bench import restore_options as options
-from prefetchd.bench.decode_options import Controls, Depth, Evict, Html, Json, Predictors, names
+from prefetchd.bench.crowd_restore import Crowded
+from prefetchd.bench.decode_options import (
+    Clients,
+    Connect,
+    Controls,
+    Depth,
+    Evict,
+    Html,
+    Json,
+    Namespace,
+    Predictors,
+    Token,
+    names,
+)
+from prefetchd.bench.decode_options import crowd as crowd_of
 from prefetchd.bench.output import Outputs, check_memory, progress_bars, temporary_folder
 from prefetchd.bench.replay import ReplayError
-from prefetchd.bench.restore_replay import Plan, plans, replay_restore
-from prefetchd.bench.restore_result import RestoreResult, RestoreSettings
-from prefetchd.lab.requests import Requests
+from prefetchd.bench.restore_replay import emulation_of, plans, replay_restore
+from prefetchd.bench.restore_result import RestoreSettings
 
 
 def restore(
+    context: typer.Context,
     trace: options.TracePath = None,
     store: Annotated[
         Path | None,
@@ -50,6 +65,10 @@ def restore(
     ] = 0.5,
     depth: Depth = 128,
     seed: Annotated[int, typer.Option(min=0, max=2**63, help="Seed of the stored bytes.")] = 1,
+    connect: Connect = None,
+    namespace: Namespace = "default",
+    token: Token = "",
+    clients: Clients = None,
     json: Json = None,
     report: Html = None,
 ) -> None:
@@ -65,11 +84,13 @@ def restore(
     whole_bytes = options.whole_blocks(block_bytes)
     options.check_limit(limit_blocks_s, whole_bytes, speed)
     load = options.read_trace(trace, requests, group_blocks)
-    slots = options.default_staging(load) if staging_blocks is None else staging_blocks
+    crowd = crowd_of(context, connect, namespace, token, clients)
+    blocks = load.distinct * (crowd.clients if crowd else 1)
+    slots = options.default_staging(blocks) if staging_blocks is None else staging_blocks
     named = names(controls)
     resident = "resident" in named
     check_memory(
-        (load.distinct if resident else slots) * whole_bytes,
+        (blocks if resident else slots) * whole_bytes,
         "the resident control, which keeps all blocks," if resident else "staging",
         "--controls none, smaller --block-bytes or fewer --staging-blocks",
     )
@@ -77,9 +98,9 @@ def restore(
         trace=load.name,
         trace_how=load.how,
         requests=len(load),
-        blocks=load.distinct,
+        blocks=blocks,
         block_bytes=whole_bytes,
-        staging_blocks=min(slots, load.distinct),
+        staging_blocks=min(slots, blocks),
         leads_ms=leads,
         hints=hints,
         limit_blocks_s=limit_blocks_s,
@@ -90,26 +111,30 @@ def restore(
         depth=depth,
         rounds=rounds,
         seed=seed,
+        more={"clients": crowd.clients, "connect": crowd.connect} if crowd else {},
     )
     lines = plans(settings, predictor or ["cross_request"], named)
-    console = Console(stderr=True)
-    with temporary_folder(store, console) as directory:
-        directory.mkdir(exist_ok=True)
-        result = _run(directory, load.faster(speed), settings, lines, device, idle_s, console)
-    options.show(outputs, console, result)
-
-
-def _run(
-    directory: Path,
-    load: Requests,
-    settings: RestoreSettings,
-    lines: list[Plan],
-    device: str,
-    idle_s: float,
-    console: Console,
-) -> RestoreResult:
-    with progress_bars(console) as bar:
-        report = bar("replaying", settings.rounds * len(lines) * len(load))
-        return replay_restore(
-            directory, load, settings, lines, device=device, idle_s=idle_s, report=report
+    console, faster = Console(stderr=True), load.faster(speed)
+    with ExitStack() as stack:
+        directory, runner = Path(), None
+        if crowd is None or not crowd.connect:
+            directory = stack.enter_context(temporary_folder(store, console))
+            directory.mkdir(exist_ok=True)
+        if crowd is not None:
+            medium = emulation_of(settings, device) or device
+            runner = Crowded(directory, faster, settings, medium, crowd)
+            if crowd.connect:
+                lines, settings = runner.as_it_is()
+        count = settings.rounds * len(lines) * len(load) * (crowd.clients if crowd else 1)
+        bar = stack.enter_context(progress_bars(console))
+        result = replay_restore(
+            directory,
+            faster,
+            settings,
+            lines,
+            device=device,
+            idle_s=idle_s,
+            report=bar("replaying", count),
+            runner=runner,
         )
+    options.show(outputs, console, result)

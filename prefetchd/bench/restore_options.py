@@ -50,8 +50,8 @@ GroupBlocks = Annotated[
 ]
 
 
-def default_staging(load: Requests) -> int:
-    return max(_STAGING_MIN, load.distinct // 4)
+def default_staging(blocks: int) -> int:
+    return max(_STAGING_MIN, blocks // 4)
 
 
 def check_numbers(

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,11 +27,12 @@ from prefetchd.bench.emulation import Emulation, limit_profile
 from prefetchd.bench.replay import ReplayError, Report
 from prefetchd.bench.restore import Pace, RestoreLog, RestoreRun
 from prefetchd.bench.restore_result import RestoreResult, RestoreSettings, run_figures
+from prefetchd.bench.restore_result import RestoreRun as RestoreFigures
 from prefetchd.bench.seen import Seen, mark
 from prefetchd.core import CoreLimits
 from prefetchd.eviction import EVICTIONS
 from prefetchd.lab.requests import Requests
-from prefetchd.layout import uniform
+from prefetchd.layout import Layout, uniform
 from prefetchd.opening import open_runtime
 
 CONTROLS = ("resident", "none")
@@ -90,44 +93,71 @@ def replay_restore(
     device: str = "uring",
     idle_s: float = 0.5,
     report: Report | None = None,
+    runner: Runner | None = None,
 ) -> RestoreResult:
-    """Run everything and say how it went. `requests` are at the replay's speed already.
+    """Run everything and say how it went. `requests` are at the replay's speed already; `runner`:
+    what they are replayed on, if not a runtime in this process.
 
     Raises ReplayError, StoreError, WrongBytes ...
     """
     report = report or Report()
-    folder = directory / _RUN_FOLDER
-    names = np.frombuffer(b"".join(block_names(requests.distinct, settings.seed)), np.uint8)
-    logs: dict[Plan, list[RestoreLog]] = {plan: [] for plan in lines}
-    seen = Seen("host")
-    emulation = None
-    if settings.limit_blocks_s:
-        bytes_s = settings.limit_blocks_s * settings.speed * settings.block_bytes
-        emulation = Emulation(limit_profile(bytes_s), inner=device, held=False)
-    names = names.reshape(-1, 16)
-    runner = _Runner(folder, requests, settings, names, emulation or device, seen)
+    logs: dict[Plan, list[list[RestoreLog]]] = {plan: [] for plan in lines}
+    emulation = emulation_of(settings, device)
+    if runner is None:
+        runner = Alone(directory, requests, settings, emulation or device, Seen("host"))
     for number in range(settings.rounds):
         for plan in lines if number % 2 == 0 else reversed(lines):
             report.say(f"round {number + 1}: {plan.name}, {plan.lead_ms:g} ms ahead")
             time.sleep(idle_s)
-            logs[plan].append(runner.one(plan, report.steps))
+            logs[plan].append(runner.run(plan, report.steps))
+    flat = {plan: [log for one in rounds for log in one] for plan, rounds in logs.items()}
     return RestoreResult(
-        device=seen.described(),
+        device=runner.seen.described(),
         settings=settings,
-        runs=[
-            run_figures(
-                plan.name,
-                control=plan.control,
-                evict=settings.evict,
-                lead_ms=plan.lead_ms,
-                rounds=logs[plan],
-                blocks_needed=len(requests.blocks),
-                page_bytes=settings.block_bytes,
-            )
-            for plan in lines
-        ],
-        notes=[*_notes(lines, logs), *(emulation.notes() if emulation else ())],
+        runs=[_figures(plan.name, plan, flat[plan], requests, settings) for plan in lines],
+        clients=[run for plan in lines for run in _each(plan, logs[plan], requests, settings)],
+        notes=[*_notes(lines, flat), *runner.notes, *(emulation.notes() if emulation else ())],
     )
+
+
+def emulation_of(settings: RestoreSettings, device: str) -> Emulation | None:
+    """The device held back to the limit, where there is one, once it is told to."""
+    if not settings.limit_blocks_s:
+        return None
+    bytes_s = settings.limit_blocks_s * settings.speed * settings.block_bytes
+    return Emulation(limit_profile(bytes_s), inner=device, held=False)
+
+
+def _figures(
+    name: str,
+    plan: Plan,
+    logs: Sequence[RestoreLog],
+    requests: Requests,
+    settings: RestoreSettings,
+) -> RestoreFigures:
+    return run_figures(
+        name,
+        control=plan.control,
+        evict=settings.evict,
+        lead_ms=plan.lead_ms,
+        rounds=logs,
+        blocks_needed=len(requests.blocks),
+        page_bytes=settings.block_bytes,
+    )
+
+
+def _each(
+    plan: Plan,
+    rounds: Sequence[Sequence[RestoreLog]],
+    requests: Requests,
+    settings: RestoreSettings,
+) -> list[RestoreFigures]:
+    """What each client saw, if they are several, without the counters of all."""
+    found = []
+    for number in range(len(rounds[0])):
+        logs = [replace(one[number], after=None) for one in rounds]
+        found.append(_figures(f"{plan.name} client {number}", plan, logs, requests, settings))
+    return found if len(found) > 1 else []
 
 
 def _notes(lines: Sequence[Plan], logs: dict[Plan, list[RestoreLog]]) -> list[str]:
@@ -151,42 +181,82 @@ def _notes(lines: Sequence[Plan], logs: dict[Plan, list[RestoreLog]]) -> list[st
     return notes
 
 
-@dataclass(frozen=True, slots=True)
-class _Runner:
-    folder: Path
+class Runner(Protocol):
+    """What requests are replayed on."""
+
+    seen: Seen
+    notes: list[str]
+
+    def run(self, plan: Plan, progress: Callable[[int], None]) -> list[RestoreLog]:
+        """What was seen, by each client there was."""
+
+
+def options_of(plan: Plan, settings: RestoreSettings, device: str | Emulation) -> Options:
+    """How the runtime of a run is opened, here or in a daemon."""
+    return Options(
+        staging_bytes=plan.staging_blocks * settings.block_bytes,
+        device=device,
+        predictor=plan.predictor,
+        evict=settings.evict,
+        depth=settings.depth,
+        write_buffers=_WRITE_BUFFERS,
+        demand_timeout_s=_TIMEOUT_S,
+        core=_ALL_KEPT if plan.name == "resident" and plan.control else CoreLimits(),
+    )
+
+
+def pace_of(plan: Plan, settings: RestoreSettings) -> Pace:
+    return Pace(
+        lead_ns=int(plan.lead_ms * 1e6 / settings.speed),
+        block_ns=int(1e9 / settings.consume_blocks_s / settings.speed),
+        hints=settings.hints,
+    )
+
+
+@contextmanager
+def new_store(directory: Path, settings: RestoreSettings, blocks: int) -> Iterator[Path]:
+    """An empty one, which lasts as long as the context."""
+    folder, layout = directory / _RUN_FOLDER, layout_of(settings)
+    shutil.rmtree(folder, ignore_errors=True)
+    store_making.create(folder, layout, blocks, fill=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def layout_of(settings: RestoreSettings) -> Layout:
+    return uniform(1, settings.block_bytes, name="restore")
+
+
+def names_of(requests: Requests, seed: int) -> NDArray[np.uint8]:
+    """The key of every block."""
+    joined = b"".join(block_names(requests.distinct, seed))
+    return np.frombuffer(joined, np.uint8).reshape(-1, 16)
+
+
+@dataclass(slots=True)
+class Alone:
+    """A runtime in this process."""
+
+    directory: Path
     requests: Requests
     settings: RestoreSettings
-    names: NDArray[np.uint8]
     device: str | Emulation
     seen: Seen
+    notes: list[str] = field(default_factory=list)
 
-    def one(self, plan: Plan, progress: Callable[[int], None]) -> RestoreLog:
-        settings, layout = self.settings, uniform(1, self.settings.block_bytes, name="restore")
-        options = Options(
-            staging_bytes=plan.staging_blocks * settings.block_bytes,
-            device=self.device,
-            predictor=plan.predictor,
-            evict=settings.evict,
-            depth=settings.depth,
-            write_buffers=_WRITE_BUFFERS,
-            demand_timeout_s=_TIMEOUT_S,
-            core=_ALL_KEPT if plan.name == "resident" and plan.control else CoreLimits(),
-        )
-        pace = Pace(
-            lead_ns=int(plan.lead_ms * 1e6 / settings.speed),
-            block_ns=int(1e9 / settings.consume_blocks_s / settings.speed),
-            hints=settings.hints,
-        )
-        shutil.rmtree(self.folder, ignore_errors=True)
-        store_making.create(self.folder, layout, self.requests.distinct, fill=True)
-        try:
-            with open_runtime(self.folder, layout, options=options) as runtime:
-                if isinstance(self.device, Emulation):
-                    self.device.hold()  # from here on: opening is not what is measured
-                before = mark(runtime)
-                run = RestoreRun(runtime, self.requests, self.names, pace, settings.seed, progress)
-                log = run.run()
-                self.seen.note(runtime, before)
-        finally:
-            shutil.rmtree(self.folder, ignore_errors=True)
-        return log
+    def run(self, plan: Plan, progress: Callable[[int], None]) -> list[RestoreLog]:
+        settings, requests = self.settings, self.requests
+        names, pace = names_of(requests, settings.seed), pace_of(plan, settings)
+        options = options_of(plan, settings, self.device)
+        with (
+            new_store(self.directory, settings, requests.distinct) as folder,
+            open_runtime(folder, layout_of(settings), options=options) as runtime,
+        ):
+            if isinstance(self.device, Emulation):
+                self.device.hold()  # from here on: opening is not what is measured
+            before = mark(runtime)
+            log = RestoreRun(runtime, requests, names, pace, settings.seed, progress).run()
+            self.seen.note(runtime, before)
+        return [log]

@@ -98,7 +98,8 @@ class RestoreRun(msgspec.Struct, frozen=True, kw_only=True):
 
 class RestoreResult(msgspec.Struct, frozen=True, kw_only=True):
     """What a replay or a simulation says; in the latter, figures that only a real clock has are
-    None, and nothing is verified, for no bytes move."""
+    None, and nothing is verified, for no bytes move. `clients`: of a replay by several processes,
+    what each saw of each run; `runs` are then of all, and tell the counters of the daemon."""
 
     device: metrics.Device
     settings: RestoreSettings
@@ -107,6 +108,7 @@ class RestoreResult(msgspec.Struct, frozen=True, kw_only=True):
     schema: Schema = SCHEMA
     notes: list[str] = []
     bounds: list[metrics.Bound] = []
+    clients: list[RestoreRun] = []
 
 
 def encode(result: RestoreResult) -> bytes:

@@ -90,11 +90,11 @@ def print_restore(result: RestoreResult, file: TextIO | None = None) -> None:
     for line in caption(result):
         console.print(Text(line, style="dim"))
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
-    table.add_column("run", no_wrap=True, max_width=20)
+    table.add_column("run", no_wrap=True, max_width=24)
     for heading, _ in columns(result):
         table.add_column(Text(heading), justify="right", no_wrap=True)
-    for run in result.runs:
-        style = "dim" if run.control else ""
+    for run in [*result.runs, *result.clients]:
+        style = "dim" if run.control or run in result.clients else ""
         table.add_row(Text(run.name), *(cell(run) for _, cell in columns(result)), style=style)
     for bound in result.bounds:
         table.add_row(Text(bound.name), *bound_cells(result, bound), style="dim italic")

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 
 from prefetchd import metrics
 from prefetchd.bench.disk import cached_share, read_counter
-from prefetchd.runtime import Runtime
+from prefetchd.bench.served import Serving
 
 Mark = tuple[int, int | None]
 """Bytes asked of the device so far, and bytes that the drive says it has read (None: unknown)."""
 
 
-def mark(runtime: Runtime) -> Mark:
+def mark(runtime: Serving) -> Mark:
     """To be taken before what is measured begins."""
     return runtime.stats().bytes_read, read_counter(runtime.medium)
 
@@ -35,7 +35,7 @@ class Seen:
     asked_bytes: int = 0
     medium_bytes: int | None = 0
 
-    def note(self, runtime: Runtime, before: Mark) -> None:
+    def note(self, runtime: Serving, before: Mark) -> None:
         stats, medium = runtime.stats(), runtime.medium
         asked, moved = mark(runtime)
         self.device, self.engine, self.gpu_engine = stats.device, stats.engine, stats.gpu

@@ -195,7 +195,7 @@ class ReplayTable:
 
     def _table(self, columns: tuple[Column, ...]) -> Table:
         table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
-        table.add_column("run", no_wrap=True, overflow="ellipsis", min_width=10, max_width=20)
+        table.add_column("run", no_wrap=True, overflow="ellipsis", min_width=10, max_width=24)
         for column in columns:
             table.add_column(Text(f"{column.top}\n{column.bottom}"), justify="right", no_wrap=True)
         runs, winner = order(self.result), best(self.result)
@@ -207,6 +207,8 @@ class ReplayTable:
                 style="dim" if run.control else "bold" if run is winner else "",
                 end_section=last_control and not runs[min(position + 1, len(runs) - 1)].control,
             )
+        for run in self.result.clients:
+            table.add_row(Text(run.name), *(column.cell(run) for column in columns), style="dim")
         for bound in self.result.bounds:
             cells = (column.bound(bound) for column in columns)
             table.add_row(Text(bound.name), *cells, style="dim italic")

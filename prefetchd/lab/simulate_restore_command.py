@@ -76,7 +76,7 @@ def restore(
     load = options.read_trace(trace, None if live_sessions else requests, group_blocks)
     load = _laid_out(load, live_sessions, requests)
     staging = staging_blocks or _live_blocks(load, live_share)
-    staging = staging or processor.staging_bytes // size or options.default_staging(load)
+    staging = staging or processor.staging_bytes // size or options.default_staging(load.distinct)
     settings = RestoreSettings(
         trace=load.name,
         trace_how=load.how,

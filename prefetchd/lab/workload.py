@@ -6,7 +6,7 @@ no runtime, device or clock.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,8 @@ class Demand:
 class Workload:
     """`demands[step][layer]`, `hints[step][layer]` (for that layer), `arrivals[step]`.
 
-    `synthetic` as in `AttentionTrace`: whoever shows figures of this says so.
+    `prompt_blocks`: the first so many are a prompt's. `synthetic` as in `AttentionTrace`: whoever
+    shows figures of this says so.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Workload:
     hints: list[list[PageHint | None]]
     arrivals: dict[int, list[ChainHint]]
     synthetic: str = ""
+    prompt_blocks: int = 0
 
     @property
     def steps(self) -> int:
@@ -52,6 +54,27 @@ class Workload:
 
     def future(self) -> list[Ids]:
         return [demand.pages for step in self.demands for demand in step]
+
+    def moved(self, to: Ids, geometry: Geometry) -> Workload:
+        """The same with its block b at `to[b]` of a larger `geometry` with as many layers."""
+        layers = geometry.layers
+
+        def pages(old: Ids) -> Ids:
+            return to[old // layers] * layers + old % layers
+
+        return replace(
+            self,
+            geometry=geometry,
+            demands=[[replace(d, pages=pages(d.pages)) for d in step] for step in self.demands],
+            hints=[
+                [hint and replace(hint, pages=pages(hint.pages)) for hint in step]
+                for step in self.hints
+            ],
+            arrivals={
+                step: [replace(hint, blocks=to[hint.blocks]) for hint in arrived]
+                for step, arrived in self.arrivals.items()
+            },
+        )
 
 
 def single(trace: AttentionTrace, *, top_k: int, steps: int | None = None) -> Workload:
@@ -86,7 +109,7 @@ def batched(
     shared = int(shared_share * prompt_blocks)
     geometry = Geometry(layers, shared + requests * (blocks - shared))
     stride = max(1, count // (2 * requests))
-    maps = [_block_map(blocks, shared, request) for request in range(requests)]
+    maps = [block_map(blocks, shared, request) for request in range(requests)]
     demands: list[list[Demand]] = []
     hints: list[list[PageHint | None]] = []
     for step in range(count):
@@ -95,10 +118,10 @@ def batched(
         hints.append([_hint(trace, geometry, live, layer, top_k) for layer in range(layers)])
     prompt = np.arange(prompt_blocks)
     arrivals = {max(0, r * stride - 1): [ChainHint(r, maps[r][prompt])] for r in range(1, requests)}
-    return Workload(trace.name, geometry, demands, hints, arrivals, trace.synthetic)
+    return Workload(trace.name, geometry, demands, hints, arrivals, trace.synthetic, prompt_blocks)
 
 
-def _block_map(blocks: int, shared: int, request: int) -> Ids:
+def block_map(blocks: int, shared: int, request: int) -> Ids:
     """Where a request's blocks lie in the common block space."""
     own = np.arange(blocks, dtype=np.int64)
     own[shared:] += request * (blocks - shared)

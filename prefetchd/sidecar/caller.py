@@ -41,6 +41,7 @@ class Caller:
     medium: Medium
     notes: tuple[str, ...]
     timeout_ns: int
+    daemon_pid: int
     _limits: Limits
     _stamps: NDArray[np.int64]
     _gpu: GpuDevice
@@ -67,6 +68,7 @@ class Caller:
         else:
             self._learn(attachment)
         self._attachment, self._gpu, self._writes = attachment, gpu, None
+        self.daemon_pid = new.pid
         self._open = set()
 
     def _learn(self, attachment: Attachment) -> None:

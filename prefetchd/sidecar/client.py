@@ -147,8 +147,10 @@ class Client(Caller):
         return advice_of(self._line.answer(link, make, ANSWER_NS), prefill, len(blocks))
 
     def tend(self, seconds: float) -> None:
-        """Sleep: the daemon has its own thread, and needs none of this one's time."""
-        self._line.check()
+        """Take in what has come, and sleep: the daemon needs none of this thread's time."""
+        link = self._link()
+        if link is not None:
+            self._line.collect(link)
         time.sleep(seconds)
 
     def put(

@@ -106,11 +106,8 @@ class Line:
             if self.clock() > deadline_ns:
                 self._break(link, "the daemon takes no requests")
                 return
-            if link.may_move(TICK_NS) and self._may_read(link):
-                try:
-                    self._read(link)
-                finally:
-                    self._has_read()
+            if link.may_move(TICK_NS):
+                self.collect(link)
             try:
                 rest = rest[link.sock.send(rest, _SEND_FLAGS) :]
             except BlockingIOError:
@@ -167,12 +164,17 @@ class Line:
                 self._followers -= 1
         return None
 
-    def _may_read(self, link: Link) -> bool:
+    def collect(self, link: Link) -> None:
+        """Take in what has come, without waiting, unless another thread reads."""
         with self.lock:
-            if self._reading is None:
-                self._reading = link
-                return True
-        return False
+            if self._reading is not None or self.link is not link:
+                return
+            self._reading = link
+        try:
+            if link.readable(0):
+                self._read(link)
+        finally:
+            self._has_read()
 
     def _has_read(self) -> None:
         with self._news:

@@ -209,6 +209,7 @@ class Session:
     # --- the rest ---
 
     def _stats(self, message: AskStats) -> None:
+        self._runtime.engine.handle(Idle())  # so that what was given back does not count as held
         # Samples are for who measures in this process; a client gets none.
         told = msgspec.to_builtins(self._runtime.stats(), enc_hook=lambda _: [])
         self._reply(protocol.Told(message.id, told))

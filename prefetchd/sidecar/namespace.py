@@ -175,6 +175,11 @@ class Namespaces:
         self._most = most
         self._bytes_max = bytes_max
 
+    @property
+    def configured(self) -> frozenset[str]:
+        """Names of those that the configuration has."""
+        return frozenset(self._configured)
+
     def configure(self, settings: dict[str, NamespaceSettings]) -> None:
         """Go by these from now on: for who is let in, and for what is not open yet. Those that
         clients have had made stay."""

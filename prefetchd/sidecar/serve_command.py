@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -20,9 +21,11 @@ from rich.progress import Progress
 from prefetchd import config as configuration
 from prefetchd import store_opening
 from prefetchd.config import Config, limits_of, settings_of, socket_mode
+from prefetchd.sidecar.http import Http
 from prefetchd.sidecar.namespace import Namespaces, NamespaceSettings, open_namespace
 from prefetchd.sidecar.place import Place, default_socket, state_folder
 from prefetchd.sidecar.server import Server
+from prefetchd.sidecar.watching import Watch
 from prefetchd.store import StoreError
 from prefetchd.units import parse_bytes
 
@@ -42,6 +45,10 @@ def serve(
         typer.Option(help="A store, or a folder for stores that clients have made."),
     ] = None,
     socket: Annotated[Path | None, typer.Option(help="Where clients connect.")] = None,
+    http: Annotated[
+        str | None,
+        typer.Option(help="Metrics, health and a page at HOST:PORT or unix:PATH; default: none."),
+    ] = None,
 ) -> None:
     """Serve stores to engines on this machine, over a Unix socket.
 
@@ -53,21 +60,27 @@ def serve(
         raise ValueError("give --config or --store: a configuration names its stores itself")
     path = socket or (Path(settings.daemon.socket) if settings.daemon.socket else default_socket())
     namespaces = _namespaces(settings, store, is_default=config is None)
-    place = Place(path, socket_mode(settings))
-    try:
+    address = settings.daemon.http if http is None else http
+    watch = Watch(namespaces)
+    with ExitStack() as undone:
+        place = Place(path, socket_mode(settings))
+        undone.callback(place.close)
+        web = Http(address, watch) if address else None  # it tells of the opening, too
+        if web:
+            undone.callback(web.close)
         _open_all(namespaces)
-        server = Server(place, namespaces, limits_of(settings))
-    except BaseException:
-        place.close()
-        raise
+        server = watch.server = Server(place, namespaces, limits_of(settings))
+        undone.pop_all()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: server.stop())
     if config is not None:
         signal.signal(signal.SIGHUP, lambda *_: server.interrupt(partial(_reload, config, server)))
-    _tell(server)
+    _tell(server, web)
     try:
         server.run()
     finally:
+        if web:
+            web.close()
         failures = server.close()
     if failures:
         raise StoreError("; ".join(failures))
@@ -125,7 +138,7 @@ def _reload(path: Path, server: Server) -> None:
     log.info("reloaded %s: %s", path, ", ".join(spaces) or "no namespaces")
 
 
-def _tell(server: Server) -> None:
+def _tell(server: Server, web: Http | None) -> None:
     logging.getLogger("prefetchd").setLevel(logging.INFO)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     for name, namespace in server.namespaces.open.items():
@@ -138,6 +151,8 @@ def _tell(server: Server) -> None:
         )
         for note in runtime.notes:
             console.print(f"{name}: note: {note}", markup=False)
+    if web:
+        console.print(f"figures at {web.url}", markup=False)
     typer.echo(f"serving at unix:{server.place.path}, process {os.getpid()}")
 
 

@@ -24,11 +24,12 @@ _PENDING_MAX = 64
 
 
 class WaitCounts(msgspec.Struct, frozen=True):
-    """`counts`: of pages, layer by layer, one a bucket; the last has no bound. `sum_ns`: of all."""
+    """`counts`: of pages, layer by layer, one a bucket; the last has no bound. `sums_ns`: of all
+    waits, layer by layer."""
 
     bounds_ns: list[int]
     counts: list[list[int]]
-    sum_ns: int
+    sums_ns: list[int]
 
     def totals(self) -> list[int]:
         """Pages a bucket, over all layers."""
@@ -42,7 +43,7 @@ class Waits:
         self._layers = layers
         self._buckets = len(BOUNDS_NS) + 1
         self._counts = np.zeros(layers * self._buckets, np.int64)
-        self._sum_ns = 0
+        self._sums_ns = np.zeros(layers, np.int64)
         self._pending: list[tuple[Ids, Ready]] = []
 
     def add(self, pages: Ids, ready: Ready) -> None:
@@ -61,12 +62,12 @@ class Waits:
         # Whoever gave up a demand that still waited has not waited for anything to its end.
         ended = (slots >= 0) | (waits_ns > 0)
         pages, waits_ns = pages[ended], waits_ns[ended]
-        buckets = np.searchsorted(BOUNDS_NS, waits_ns)
-        places = pages % self._layers * self._buckets + buckets
+        layers = pages % self._layers
+        places = layers * self._buckets + np.searchsorted(BOUNDS_NS, waits_ns)
         self._counts += np.bincount(places, minlength=len(self._counts))
-        self._sum_ns += int(waits_ns.sum())
+        np.add.at(self._sums_ns, layers, waits_ns)
 
     def picture(self) -> WaitCounts:
         self._fold()
         rows: Any = self._counts.reshape(self._layers, -1).tolist()
-        return WaitCounts(BOUNDS_NS.tolist(), rows, self._sum_ns)
+        return WaitCounts(BOUNDS_NS.tolist(), rows, self._sums_ns.tolist())

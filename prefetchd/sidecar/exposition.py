@@ -255,7 +255,7 @@ def _waits(picture: Picture) -> Metric:
         for bound, count in zip(bounds, waits.totals(), strict=True):
             sofar += count
             buckets.append((bound, float(sofar)))
-        family.add_metric([space.name], buckets, waits.sum_ns / 1e9)
+        family.add_metric([space.name], buckets, sum(waits.sums_ns) / 1e9)
     return family
 
 

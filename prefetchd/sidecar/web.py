@@ -18,14 +18,9 @@ from starlette.routing import Route
 
 from prefetchd.sidecar.exposition import exposer
 from prefetchd.sidecar.watching import Picture, Verdict, Watch, encode
+from prefetchd.sidecar.web_page import HEADERS, page_routes
 
 _JSON = "application/json"
-_HEADERS = {
-    "Cache-Control": "no-store",
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-    "Referrer-Policy": "no-referrer",
-}
 
 
 def application(watch: Watch, hosts: Sequence[str]) -> Starlette:
@@ -35,12 +30,13 @@ def application(watch: Watch, hosts: Sequence[str]) -> Starlette:
 
     def metrics(request: Request) -> Response:
         text, content_type = expose(request.headers.get("accept", ""))
-        return Response(text, media_type=content_type, headers=_HEADERS)
+        return Response(text, media_type=content_type, headers=HEADERS)
 
     def figures(_: Request) -> Response:
-        return Response(encode(watch.picture()), media_type=_JSON, headers=_HEADERS)
+        return Response(encode(watch.picture()), media_type=_JSON, headers=HEADERS)
 
     routes = [
+        *page_routes(),
         Route("/metrics", metrics),
         Route("/figures.json", figures),
         Route("/healthz", _told(watch, lambda verdict: verdict.healthy)),
@@ -57,7 +53,7 @@ def _told(watch: Watch, well: Callable[[Verdict], bool]) -> Callable[[Request], 
         picture = watch.picture()
         body = msgspec.json.encode({**msgspec.to_builtins(picture.verdict), **_proofs(picture)})
         status = 200 if well(picture.verdict) else 503
-        return Response(body, status, media_type=_JSON, headers=_HEADERS)
+        return Response(body, status, media_type=_JSON, headers=HEADERS)
 
     return answer
 

@@ -45,6 +45,7 @@ from prefetchd.predictor_command import predictor_app
 from prefetchd.registry import RegistryError, plugin_fault
 from prefetchd.sidecar.place import PlaceError
 from prefetchd.sidecar.serve_command import config_app, serve
+from prefetchd.sidecar.top_command import top
 from prefetchd.store import StoreError
 from prefetchd.store_command import store_app
 
@@ -66,6 +67,7 @@ app.add_typer(predictor_app, name="predictor")
 app.add_typer(config_app, name="config")
 app.command("layout")(show_layout)
 app.command("serve")(serve)
+app.command("top")(top)
 
 _USAGE = 2  # click's own code, for what it cannot parse
 _BAD_INPUT = (

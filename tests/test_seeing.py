@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import logging
+import re
 import socket
 import sys
 from collections.abc import Iterator
@@ -29,6 +30,8 @@ from prefetchd.staging import NO_CODES
 from prefetchd.waits import BOUNDS_NS, Waits
 from tests.runtime_bench import BLOCKS, LAYERS, PLAIN, content, keys, layout
 from tests.sidecar_bench import PATIENCE_S, Daemon, daemon, space
+
+ROOT = Path(__file__).parent.parent
 
 
 class Seen:
@@ -203,3 +206,25 @@ def test_waits_are_counted_by_layer_and_bucket() -> None:
         assert told.counts[layer] == expected
         assert told.sums_ns[layer] == mine.sum()
     assert sum(told.totals()) == len(pages)
+
+
+def test_the_dashboard_asks_for_what_there_is(tmp_path: Path) -> None:
+    board = json.loads((ROOT / "deploy" / "grafana" / "prefetchd.json").read_text())
+    asked = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    asked += [one["query"]["query"] for one in board["templating"]["list"][1:]]
+    with seen(tmp_path) as look, look.served.connect() as kv:
+        kv.demand(kv.pages(kv.put(keys(2), content(2)).blocks, 0)).wait()
+        families = list(text_string_to_metric_families(look.get("/metrics")[1]))
+    there = {
+        sample.name: {name for one in family.samples for name in one.labels}
+        for family in families
+        for sample in family.samples
+    }
+    for expression in asked:
+        for name, inside in re.findall(r"\b((?:prefetchd|process)_\w+)(?:\{(.*?)\})?", expression):
+            assert name in there, name
+            labels = set(re.findall(r"(\w+)[=!]~?\"", inside)) - {"job"}  # the scraper's own
+            assert labels <= there[name], expression
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+    helps = [family.documentation for family in families if family.name.startswith("prefetchd")]
+    assert all(text.endswith(".") for text in helps)

@@ -71,6 +71,10 @@ def _path(field: str) -> Callable[[Space], Rows]:
     return rows
 
 
+def _use(field: str) -> Callable[[Space], Rows]:
+    return lambda space: _one(getattr(space.use, field) if space.use else None)
+
+
 def _named(field: str) -> Callable[[Space], Rows]:
     """Of a field that is a map from names to counts."""
 
@@ -199,9 +203,9 @@ GAUGES: dict[str, tuple[str, tuple[str, ...], Callable[[Space], Rows]]] = {
         (),
         lambda s: _one(s.stats.base_latency_us / 1e6),
     ),
-    "clients": ("Clients that are connected.", (), lambda s: _one(s.use.clients)),
-    "tickets_held": ("Demands whose pages clients hold.", (), lambda s: _one(s.use.tickets)),
-    "demands_waiting": ("Demands that wait for an answer.", (), lambda s: _one(s.use.waiting)),
+    "clients": ("Clients that are connected.", (), _use("clients")),
+    "tickets_held": ("Demands whose pages clients hold.", (), _use("tickets")),
+    "demands_waiting": ("Demands that wait for an answer.", (), _use("waiting")),
     "engine_up": ("Whether the engine can be used.", (), lambda s: _one(not s.fault)),
     "path_health": (
         "1 for the state that a path is in, by direction.",

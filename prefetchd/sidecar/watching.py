@@ -13,6 +13,7 @@ import time
 from collections import Counter
 
 import msgspec
+import numpy as np
 
 import prefetchd
 from prefetchd.engine import EngineError
@@ -43,14 +44,14 @@ class Use(msgspec.Struct, frozen=True):
 
 
 class Space(msgspec.Struct, frozen=True):
-    """A namespace that is open."""
+    """A namespace that is open. `use`: None where that is not told, as to its own clients."""
 
     name: str
     fault: str
     layers: int
     page_bytes: int
     slot_bytes: int
-    use: Use
+    use: Use | None
     stats: Stats
 
 
@@ -68,6 +69,14 @@ class Picture(msgspec.Struct, frozen=True):
 def encode(picture: Picture) -> bytes:
     """As JSON. Samples are for who measures in this process; here there are none."""
     return msgspec.json.encode(picture, enc_hook=lambda _: [])
+
+
+def decode(data: bytes) -> Picture:
+    """Raises msgspec.DecodeError for what is no picture, or another version's."""
+    return _DECODER.decode(data)
+
+
+_DECODER = msgspec.json.Decoder(Picture, dec_hook=lambda _, values: np.array(values, np.int64))
 
 
 class Watch:

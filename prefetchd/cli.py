@@ -36,6 +36,7 @@ from prefetchd.lab.record_command import record
 from prefetchd.lab.score_command import score_command
 from prefetchd.lab.score_workers import WorkersError
 from prefetchd.lab.simulate_command import simulate_app
+from prefetchd.lab.simulate_events_command import events as simulate_events
 from prefetchd.lab.simulate_restore_command import restore as simulate_restore
 from prefetchd.lab.trace_command import trace_app
 from prefetchd.lab.trace_format import TraceError
@@ -57,6 +58,7 @@ app = typer.Typer(
 )
 app.add_typer(replay_app, name="replay")
 simulate_app.command("restore")(simulate_restore)
+simulate_app.command("events")(simulate_events)
 app.add_typer(simulate_app, name="simulate")
 app.command("score")(score_command)
 app.add_typer(bench_app, name="bench")

@@ -99,6 +99,8 @@ class Namespace:
         self.attended = False
         """Whether the loop does."""
         self.pool = ThreadPoolExecutor(_PUT_THREADS, f"prefetchd-put-{name}")
+        self.closing: list[Callable[[], None]] = []
+        """To be called when it has been closed."""
 
     @property
     def device_fd(self) -> int:
@@ -118,6 +120,8 @@ class Namespace:
                 self.runtime.close()
             finally:
                 self.arena.close()
+                for end in self.closing:
+                    end()
 
 
 def open_namespace(
@@ -169,11 +173,19 @@ class Namespaces:
         self.settings = dict(settings)
         self._configured = set(settings)
         self.open: dict[str, Namespace] = {}
+        self.on_open: list[Callable[[Namespace], None]] = []
+        """Told of each before anybody uses it."""
         self._own_uid = own_uid
         self._made_in = made_in
         self._template = template or Options()
         self._most = most
         self._bytes_max = bytes_max
+
+    def admit(self, namespace: Namespace) -> None:
+        """From here on it is open."""
+        for told in self.on_open:
+            told(namespace)
+        self.open[namespace.name] = namespace
 
     @property
     def configured(self) -> frozenset[str]:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import logging
 import os
 import signal
+from collections.abc import Callable
 from contextlib import ExitStack
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -22,14 +24,22 @@ from prefetchd import config as configuration
 from prefetchd import store_opening
 from prefetchd.config import Config, limits_of, settings_of, socket_mode
 from prefetchd.sidecar.http import Http
+from prefetchd.sidecar.logs import log_as_json
 from prefetchd.sidecar.namespace import Namespaces, NamespaceSettings, open_namespace
 from prefetchd.sidecar.place import Place, default_socket, state_folder
+from prefetchd.sidecar.recording import record_events
 from prefetchd.sidecar.server import Server
 from prefetchd.sidecar.watching import Watch
 from prefetchd.store import StoreError
 from prefetchd.units import parse_bytes
 
 log = logging.getLogger("prefetchd")
+
+
+class LogFormat(StrEnum):
+    TEXT = "text"
+    JSON = "json"
+
 
 config_app = typer.Typer(help="Show, check or begin a configuration.", no_args_is_help=True)
 
@@ -49,6 +59,16 @@ def serve(
         str | None,
         typer.Option(help="Metrics, health and a page at HOST:PORT or unix:PATH; default: none."),
     ] = None,
+    log_format: Annotated[
+        LogFormat, typer.Option(help="json: one object a line, for machines.")
+    ] = LogFormat.TEXT,
+    event_log: Annotated[
+        Path | None,
+        typer.Option(help="A folder for logs of events, which `simulate events` replays."),
+    ] = None,
+    event_log_bytes: Annotated[
+        str, typer.Option(help="Of the log of one namespace, which then ends.")
+    ] = "256MiB",
 ) -> None:
     """Serve stores to engines on this machine, over a Unix socket.
 
@@ -62,6 +82,10 @@ def serve(
     namespaces = _namespaces(settings, store, is_default=config is None)
     address = settings.daemon.http if http is None else http
     watch = Watch(namespaces)
+    if log_format is LogFormat.JSON:
+        log_as_json(namespaces)
+    if event_log is not None:
+        record_events(namespaces, event_log, parse_bytes(event_log_bytes))
     with ExitStack() as undone:
         place = Place(path, socket_mode(settings))
         undone.callback(place.close)
@@ -75,7 +99,7 @@ def serve(
         signal.signal(number, lambda *_: server.stop())
     if config is not None:
         signal.signal(signal.SIGHUP, lambda *_: server.interrupt(partial(_reload, config, server)))
-    _tell(server, web)
+    _tell(server, web, log_format)
     try:
         server.run()
     finally:
@@ -111,16 +135,18 @@ def _namespaces(settings: Config, store: Path | None, *, is_default: bool) -> Na
 def _open_all(namespaces: Namespaces) -> None:
     """All that are configured, so that what is wrong with them is told at once."""
     try:
-        with Progress(console=Console(stderr=True), transient=True) as bars:
+        console = Console(stderr=True)
+        with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
             for name, settings in namespaces.settings.items():
                 task = bars.add_task(f"{name}: reading headers", total=None)
-                namespaces.open[name] = open_namespace(
+                opened = open_namespace(
                     name,
                     settings,
                     lambda done, whole, task=task: bars.update(  # type: ignore[misc]
                         task, completed=done, total=whole
                     ),
                 )
+                namespaces.admit(opened)
     except BaseException:
         namespaces.close()
         raise
@@ -138,21 +164,25 @@ def _reload(path: Path, server: Server) -> None:
     log.info("reloaded %s: %s", path, ", ".join(spaces) or "no namespaces")
 
 
-def _tell(server: Server, web: Http | None) -> None:
-    logging.getLogger("prefetchd").setLevel(logging.INFO)
+def _tell(server: Server, web: Http | None, log_format: LogFormat) -> None:
+    """What is served: to people, or in the log."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
+    say: Callable[[str], None] = partial(console.print, markup=False)
+    if log_format is LogFormat.JSON:
+        say = partial(log.info, "%s")
+    logging.getLogger("prefetchd").setLevel(logging.INFO)
     for name, namespace in server.namespaces.open.items():
         runtime = namespace.runtime
-        console.print(
+        say(
             f"{name}: {runtime.geometry.blocks} blocks of {runtime.geometry.layers} pages of "
             f"{runtime.page_bytes} bytes, staging {runtime.slots} pages, "
-            f"{runtime.stats().device}",
-            markup=False,
+            f"{runtime.stats().device}"
         )
-        for note in runtime.notes:
-            console.print(f"{name}: note: {note}", markup=False)
+        if log_format is LogFormat.TEXT:  # they are in the log
+            for note in runtime.notes:
+                say(f"{name}: note: {note}")
     if web:
-        console.print(f"figures at {web.url}", markup=False)
+        say(f"figures at {web.url}")
     typer.echo(f"serving at unix:{server.place.path}, process {os.getpid()}")
 
 

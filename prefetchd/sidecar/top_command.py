@@ -15,6 +15,8 @@ from rich.text import Text
 from prefetchd.sidecar.handshake import SidecarError
 from prefetchd.sidecar.top import Source, View, over_http, over_socket, table, view
 
+_FILE_COLUMNS = 240  # where no terminal says how wide it is
+
 
 def top(
     connect: Annotated[
@@ -47,6 +49,8 @@ def top(
 
 def _watch(source: Source, every: float, *, once: bool, json: bool, judged: bool) -> None:
     console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = _FILE_COLUMNS
     before = source()
     with ExitStack() as undone:
         live = None

@@ -17,8 +17,6 @@ from prefetchd.hostinfo import errno_name
 from prefetchd.sidecar.place import SCHEME, Place, PlaceError
 
 if TYPE_CHECKING:
-    import uvicorn
-
     from prefetchd.sidecar.watching import Watch
 
 log = logging.getLogger("prefetchd")
@@ -47,6 +45,7 @@ class Http:
         try:
             import uvicorn
 
+            from prefetchd.sidecar.quiet import QuietServer
             from prefetchd.sidecar.web import application
         except ImportError as error:
             raise PlaceError(
@@ -79,11 +78,12 @@ class Http:
             log_config=None,
             access_log=False,
             server_header=False,
+            date_header=False,
             limit_concurrency=_CONNECTIONS_MAX,
             timeout_graceful_shutdown=1,
         )
         self._listener = listener
-        self._server: uvicorn.Server = uvicorn.Server(config)
+        self._server = QuietServer(config)
         self._thread = threading.Thread(target=self._run, name="prefetchd-http", daemon=True)
         self._thread.start()
 
@@ -94,7 +94,7 @@ class Http:
             log.exception("HTTP is not served any more; all else goes on")
 
     def close(self) -> None:
-        self._server.should_exit = True
+        self._server.end()
         self._thread.join(_CLOSE_S)
         self._listener.close()
         if self._place is not None:

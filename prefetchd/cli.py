@@ -36,6 +36,7 @@ from prefetchd.lab.record_command import record
 from prefetchd.lab.score_command import score_command
 from prefetchd.lab.score_workers import WorkersError
 from prefetchd.lab.simulate_command import simulate_app
+from prefetchd.lab.simulate_events_command import events as simulate_events
 from prefetchd.lab.simulate_restore_command import restore as simulate_restore
 from prefetchd.lab.trace_command import trace_app
 from prefetchd.lab.trace_format import TraceError
@@ -45,6 +46,7 @@ from prefetchd.predictor_command import predictor_app
 from prefetchd.registry import RegistryError, plugin_fault
 from prefetchd.sidecar.place import PlaceError
 from prefetchd.sidecar.serve_command import config_app, serve
+from prefetchd.sidecar.top_command import top
 from prefetchd.store import StoreError
 from prefetchd.store_command import store_app
 
@@ -56,6 +58,7 @@ app = typer.Typer(
 )
 app.add_typer(replay_app, name="replay")
 simulate_app.command("restore")(simulate_restore)
+simulate_app.command("events")(simulate_events)
 app.add_typer(simulate_app, name="simulate")
 app.command("score")(score_command)
 app.add_typer(bench_app, name="bench")
@@ -66,6 +69,7 @@ app.add_typer(predictor_app, name="predictor")
 app.add_typer(config_app, name="config")
 app.command("layout")(show_layout)
 app.command("serve")(serve)
+app.command("top")(top)
 
 _USAGE = 2  # click's own code, for what it cannot parse
 _BAD_INPUT = (

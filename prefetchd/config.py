@@ -19,6 +19,7 @@ from prefetchd.assembly import Options
 from prefetchd.layout import Layout, LayoutError, uniform
 from prefetchd.layout_command import layout_of
 from prefetchd.sidecar.greeting import ServerLimits
+from prefetchd.sidecar.http import check_address
 from prefetchd.sidecar.namespace import NamespaceSettings, check_name
 from prefetchd.sidecar.shares import check_weight
 from prefetchd.units import parse_bytes
@@ -35,6 +36,7 @@ socket_mode = "0660"          # who may connect at all; namespaces say who may u
 # clients_per_uid = 128
 # write_bytes = "64MiB"       # the largest write arena of one client
 # memory = "64GiB"            # of staging of all namespaces together; else 80 % of the machine's
+# http = "127.0.0.1:9464"     # metrics, health and a page; or unix:PATH
 
 # Namespaces that a client of the daemon's own user may have made, by naming them.
 [made]
@@ -74,6 +76,7 @@ class Daemon(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     clients_per_uid: int = 128
     write_bytes: str = "64MiB"
     memory: str = ""
+    http: str = ""
 
 
 class Made(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -196,6 +199,7 @@ def _check(config: Config, text: str, where: str) -> None:
     sound("daemon", "socket_mode", lambda: socket_mode(config))
     sound("daemon", "write_bytes", lambda: parse_bytes(config.daemon.write_bytes))
     sound("daemon", "memory", lambda: _size(config.daemon.memory))
+    sound("daemon", "http", lambda: config.daemon.http and check_address(config.daemon.http))
     sound("made", "bytes", lambda: parse_bytes(config.made.bytes))
     sound("made", "staging", lambda: parse_bytes(config.made.staging))
     stores: dict[str, str] = {}

@@ -70,7 +70,7 @@ class Driver:
         self.gate = Gate()
         self.bytes_read = 0
         self.failures: Counter[str] = Counter()
-        self._waiting: list[list[Ops]] = [[] for _ in IoClass]
+        self.waiting: list[list[Ops]] = [[] for _ in IoClass]
         self._ended: list[tuple[int, int]] = []  # tag, result: the device never had them
         slots = len(staging)
         # Pages of the operation that begins at a slot: one, but for those joined.
@@ -99,7 +99,7 @@ class Driver:
             ops = self._refuse(ops, self.paths.unreadable)
             size = int(ops["length"].sum())
         self.paths.count_reads(ops, size)
-        self._waiting[command.io_class].append(ops)
+        self.waiting[command.io_class].append(ops)
 
     def _tags(self, slots: Slots) -> NDArray[np.uint64]:
         generations = self._generation[slots].view(np.uint64) & _GENERATION_MASK
@@ -138,7 +138,7 @@ class Driver:
             for tag, file, length in ops[["tag", "file", "length"]].tolist():
                 self._writing[tag] = file, length
             passed = self._refuse(ops, self.paths.unwritable) if self.paths.down else ops
-            self._waiting[IoClass.WRITE_BACK].append(passed)
+            self.waiting[IoClass.WRITE_BACK].append(passed)
 
     def cancel(self, command: Cancel) -> None:
         """Reads took too long. End them early: at once if they are still queued here, else as far
@@ -146,7 +146,7 @@ class Driver:
         files = self._files_of(self._page[command.slots])
         late = np.bincount(files, minlength=len(self.paths.names))
         tags = self._tags(command.slots)
-        for queue in self._waiting[: IoClass.WRITE_BACK]:
+        for queue in self.waiting[: IoClass.WRITE_BACK]:
             for place, ops in enumerate(queue):
                 unwanted = np.isin(ops["tag"], tags)
                 never = ops[unwanted]  # begun: no path is to blame for them
@@ -161,9 +161,9 @@ class Driver:
         """Hand over what is queued, most urgent first, as far as the device has room."""
         self._now_ns = now_ns
         if self.paths.uneasy and (probes := self.paths.probes(now_ns)) is not None:
-            self._waiting[IoClass.WRITE_BACK].append(probes)
+            self.waiting[IoClass.WRITE_BACK].append(probes)
             self._probing += len(probes)
-        for io_class, queue in enumerate(self._waiting):
+        for io_class, queue in enumerate(self.waiting):
             while queue:
                 taken = self.gate.submit(self.device, queue[0], io_class, now_ns)
                 if taken < len(queue[0]):
@@ -299,4 +299,4 @@ class Driver:
     def queued(self) -> bool:
         """Whether operations wait for the device to have room, or such as it never had for their
         end to be taken note of."""
-        return any(self._waiting) or bool(self._ended)
+        return any(self.waiting) or bool(self._ended)

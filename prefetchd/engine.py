@@ -84,8 +84,7 @@ class Engine:
         )
         self.tended = self._tending.lately
         """Whether a caller has lately given the engine its idle time: then the pump rests."""
-        self._pump = Pump(self._act, self._pump_failed)
-        self._inbox = self._pump.inbox
+        self._pump = Pump(self._act, self._pump_failed, self._open_ended)
         self._pump.start()
 
     # --- driving ---
@@ -192,10 +191,10 @@ class Engine:
             self.handle(event)
             return
         self.check()
-        if self._inbox.qsize() >= _INBOX_MAX:
+        if self._pump.inbox.qsize() >= _INBOX_MAX:
             self.hints_dropped += 1
         else:
-            self._inbox.put(event)
+            self._pump.inbox.put(event)
 
     def tend(self, until_ns: int) -> None:
         """Give the engine this thread until then, on `clock`."""
@@ -230,7 +229,7 @@ class Engine:
         """Learn and plan if asked, unless hints are waiting; collect what nobody waits for."""
         if self.tended():
             return False
-        while self._wanted() and self._inbox.empty() and not self._stopping:
+        while self._wanted() and self._pump.inbox.empty() and not self._stopping:
             self.give_way()
             self._step()
         return not self._foreground and self.collect()
@@ -254,10 +253,11 @@ class Engine:
             self.driver.start(now_ns)
 
     def _wanted(self) -> bool:
-        core = self.core
-        open_ended = core.reading or core.unanswered or not self.driver.writer.idle
-        overdue = open_ended and self.clock() >= self._look_ns
-        return bool(self._plan_wanted or overdue or (self._released and core.unanswered))
+        overdue = self._open_ended() and self.clock() >= self._look_ns
+        return bool(self._plan_wanted or overdue or (self._released and self.core.unanswered))
+
+    def _open_ended(self) -> bool:
+        return bool(self.core.reading or self.core.unanswered or not self.driver.writer.idle)
 
     def _due_ns(self) -> int:
         """About how long the next step takes; 0 if none is wanted."""

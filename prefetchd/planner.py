@@ -67,7 +67,7 @@ class Planner:
 
     def __init__(self, limits: PlannerLimits, known: Callable[[Ids], Mask] | None = None) -> None:
         self.limits = limits
-        self._known = known
+        self.known = known
         # Decayed n, sum x, sum y, sum xx, sum xy (x reads ahead, y ns), and what follows from them.
         self._fit = [0.0] * 5
         self._base_ns = self._service_ns = 0.0
@@ -197,9 +197,9 @@ class Planner:
         """The first `count` of `places` whose pages differ and can be read."""
         chosen = _distinct(pages, places, count)
         # Nearly always all can be read, so only the few that were chosen are looked at first.
-        if self._known is None or every(self._known(pages[chosen])):
+        if self.known is None or every(self.known(pages[chosen])):
             return chosen
-        return _distinct(pages, places[self._known(pages[places])], count)
+        return _distinct(pages, places[self.known(pages[places])], count)
 
     def _sources(self, places: Ids, sources: Codes | None) -> Codes:
         return np.zeros(len(places), np.uint8) if sources is None else sources[places]

@@ -15,19 +15,25 @@ from collections.abc import Callable
 from prefetchd.model import Hinted
 
 _NAP_S, _IDLE_S = 150e-6, 50e-3
+_ASLEEP_S, _LOOKS_BEFORE = 0.5, 60  # when it has looked so often, some seconds, in vain
 
 
 class Pump:
     """`act` takes a hint or None (look around), and tells whether it found anything to do.
-    `failed` is told what `act` raised, which ends the thread."""
+    `failed` is told what `act` raised, which ends the thread. `open_ended` says that something is
+    under way which time alone may end."""
 
     def __init__(
-        self, act: Callable[[Hinted | None], bool], failed: Callable[[BaseException], None]
+        self,
+        act: Callable[[Hinted | None], bool],
+        failed: Callable[[BaseException], None],
+        open_ended: Callable[[], bool],
     ) -> None:
         self.inbox: queue.SimpleQueue[Hinted | None] = queue.SimpleQueue()  # None: look around
         self._called = False
         self._act = act
         self._failed = failed
+        self._open_ended = open_ended
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="prefetchd-pump", daemon=True)
 
@@ -50,19 +56,20 @@ class Pump:
         self._thread.join()
 
     def _run(self) -> None:
-        nap_s = _IDLE_S
+        nap_s, looks = _IDLE_S, 0
         try:
             while not self._stopping:
                 event = None
                 try:
                     event = self.inbox.get(timeout=nap_s)
                     self._called &= event is not None
-                    nap_s = _NAP_S
+                    nap_s, looks = _NAP_S, 0
                 except queue.Empty:
-                    nap_s = min(2 * nap_s, _IDLE_S)
+                    looks = 0 if self._open_ended() else looks + 1
+                    nap_s = min(2 * nap_s, _IDLE_S) if looks < _LOOKS_BEFORE else _ASLEEP_S
                 if self._stopping:
                     return
                 if self._act(event):
-                    nap_s = _NAP_S
+                    nap_s, looks = _NAP_S, 0
         except BaseException as error:
             self._failed(error)

@@ -66,14 +66,16 @@ def recover(
     progress: Progress | None = None,
 ) -> tuple[Catalog, Journal]:
     """Prove that the device writes and reads, mark the store in use, find what it holds. Of a store
-    that is only read nothing is proved or written; what is found is mended in memory.
+    that is only read nothing is written, and only reading proved; it is mended in memory.
 
     `arena` is scratch inside the device's arena, at least one extent long; `visible` (all False)
     is the catalog's from here on, and so is `cipher`. `scan`: do not believe the journal. Raises
     StoreError.
     """
     closed = store.superblock
-    if not store.read_only:
+    if store.read_only:
+        store.read_through(device, arena)
+    else:
         store.mark(device, arena, clean=False)
     shape = store.superblock
     binding = Binding(namespace_id(namespace), shape.fingerprint, shape.page_bytes)

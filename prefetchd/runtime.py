@@ -26,6 +26,7 @@ from prefetchd.puts import puts_of
 from prefetchd.reconfiguring import Reconfiguring
 from prefetchd.stats import Stats, take_stats
 from prefetchd.tickets import PutTicket, Ticket
+from prefetchd.waits import Waits
 from prefetchd.writer import Written
 
 log = logging.getLogger("prefetchd")
@@ -54,6 +55,7 @@ class Runtime(Reconfiguring):
         self._tickets: dict[int, Ticket] = {}
         self._putting: dict[int, PutTicket] = {}
         self._numbers = 0
+        self._waits = Waits(self.geometry.layers)
         self._timeout_ns = int(options.demand_timeout_s * 1e9)
         self.engine = Engine(parts.core, parts.driver, self._on_ready, self._on_written)
         self._holds = Holds(parts.core.staging, self.geometry, self._tickets, self._putting)
@@ -215,7 +217,9 @@ class Runtime(Reconfiguring):
 
     def _on_ready(self, ready: Ready) -> None:
         """Called by the engine, under its lock."""
-        self._tickets.pop(ready.ticket).resolve(ready)
+        ticket = self._tickets.pop(ready.ticket)
+        self._waits.add(ticket.asked, ready)
+        ticket.resolve(ready)
 
     def _on_written(self, written: Written) -> None:
         self._puts.written(written)
@@ -242,9 +246,8 @@ class Runtime(Reconfiguring):
         return self._parts.gpu.to_host(buffer[:pages, :length])
 
     def stats(self) -> Stats:
-        """A consistent picture of the counters."""
-        with self.engine.lock:
-            return take_stats(self._parts, self.engine, self._puts, len(self._growing))
+        """A consistent picture of the counters; of slots, as they are a moment later."""
+        return take_stats(self._parts, self.engine, self._puts, len(self._growing), self._waits)
 
     def close(self) -> None:
         """Finish the writes, mark the store clean, let go of everything. Harmless when repeated.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 import numpy as np
@@ -13,6 +13,9 @@ from prefetchd.engine import Engine
 from prefetchd.model import Outcome
 from prefetchd.paths import PathStats
 from prefetchd.puts import Puts
+from prefetchd.waits import WaitCounts, Waits
+
+_NO_SAMPLES = np.empty(0, np.int64)
 
 
 class StoreWrites(msgspec.Struct, frozen=True):
@@ -50,7 +53,8 @@ class StoreWrites(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """Counts since open. Pages unless the name says otherwise."""
+    """Counts since open. Pages unless the name says otherwise. `ops_in_flight`, `ops_queued`: with
+    the device, and waiting for it to have room."""
 
     device: str
     engine: str
@@ -67,6 +71,7 @@ class Stats:
     prefetch: dict[str, int]
     failures: dict[str, int]
     paths: tuple[PathStats, ...]
+    proofs: dict[str, str]
     hints_dropped: int
     retried: int
     failed: int
@@ -74,9 +79,13 @@ class Stats:
     abandoned: int
     writes_given_up: int
     pages_read: int
+    pages_prefetched: int
     bytes_read: int
     bytes_written: int
     store_writes: StoreWrites
+    waits: WaitCounts
+    ops_in_flight: int
+    ops_queued: int
     achieved_depth: float
     prefetch_budget: int
     base_latency_us: float
@@ -114,8 +123,22 @@ def _store_writes(parts: Parts, puts: Puts, blocks_open: int) -> StoreWrites:
     )
 
 
-def take_stats(parts: Parts, engine: Engine, puts: Puts, blocks_open: int) -> Stats:
-    """The caller holds the engine's lock."""
+def take_stats(parts: Parts, engine: Engine, puts: Puts, blocks_open: int, waits: Waits) -> Stats:
+    """What takes long to count is counted without the engine's lock: nobody is to wait for it."""
+    with engine.lock:
+        stats = _counters(parts, engine, puts, blocks_open, waits.picture())
+    staging = parts.core.staging
+    return replace(
+        stats,
+        slots_used=int(np.count_nonzero(staging.page_of >= 0)),
+        slots_pinned=int(np.count_nonzero(staging.pins)),
+        decision_ns=engine.decision_ns.values(),
+    )
+
+
+def _counters(
+    parts: Parts, engine: Engine, puts: Puts, blocks_open: int, waits: WaitCounts
+) -> Stats:
     core, driver = parts.core, parts.driver
     counters, staging = core.counters, core.staging
     base_ns, service_ns = core.planner.device_times_ns()
@@ -127,14 +150,15 @@ def take_stats(parts: Parts, engine: Engine, puts: Puts, blocks_open: int) -> St
         evict=staging.eviction.name,
         notes=parts.notes,
         slots=staging.slots,
-        slots_used=int(np.count_nonzero(staging.page_of >= 0)),
-        slots_pinned=int(np.count_nonzero(staging.pins)),
+        slots_used=0,
+        slots_pinned=0,
         blocks=parts.geometry.blocks,
         blocks_visible=parts.catalog.blocks_visible,
         outcomes={o.name.lower(): int(counters.outcomes[o]) for o in Outcome},
         prefetch=counters.prefetches(),
         failures=dict(driver.failures),
         paths=driver.paths.stats(),
+        proofs=dict(parts.store.proofs),
         hints_dropped=engine.hints_dropped,
         retried=counters.retried,
         failed=counters.failed,
@@ -142,13 +166,17 @@ def take_stats(parts: Parts, engine: Engine, puts: Puts, blocks_open: int) -> St
         abandoned=counters.abandoned,
         writes_given_up=driver.writer.given_up,
         pages_read=counters.demand_reads + counters.prefetch_reads,
+        pages_prefetched=counters.prefetch_reads,
         bytes_read=driver.bytes_read,
         bytes_written=driver.writer.commit.written.total,
         store_writes=_store_writes(parts, puts, blocks_open),
+        waits=waits,
+        ops_in_flight=parts.device.in_flight,
+        ops_queued=sum(len(ops) for queue in driver.waiting for ops in queue),
         achieved_depth=driver.depth.mean,
         prefetch_budget=core.planner.budget(),
         base_latency_us=base_ns / 1e3,
         service_us=service_ns / 1e3,
-        decision_ns=engine.decision_ns.values(),
+        decision_ns=_NO_SAMPLES,
         encrypted=parts.catalog.cipher is not None,
     )

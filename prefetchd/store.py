@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -18,8 +18,10 @@ import numpy as np
 from prefetchd.device import READ, SYNC, WRITE, Arena, File, StorageDevice
 from prefetchd.format import (
     FORMAT_VERSION,
+    FormatError,
     Superblock,
     encode_superblock,
+    newest_superblock,
     superblock_place,
 )
 from prefetchd.hostinfo import Medium
@@ -47,6 +49,8 @@ class Store:
     """Files that are not there; their descriptors are -1."""
     read_only: bool = False
     notes: tuple[str, ...] = ()
+    proofs: dict[str, str] = field(default_factory=dict)
+    """Of each file, what the device was seen to do with it when the store was opened, in words."""
 
     @property
     def superblock(self) -> Superblock:
@@ -83,6 +87,28 @@ class Store:
             )
             self._write_through(device, arena, number, shape)
             self.superblocks[number] = shape
+            words = f"written, flushed and read back through {device.name}"
+            self.proofs[self.files[number].path] = words
+
+    def read_through(self, device: StorageDevice, arena: Arena) -> None:
+        """Of a store that is only read: read every superblock as its pages will be read. Raises
+        StoreError."""
+        for number, shape in enumerate(self.superblocks):
+            if number in self.missing:
+                continue
+            where = str(self.directories[number]) if self.directories else self.where
+            row = arena[: shape.superblock_bytes].reshape(1, -1)
+            ops = operations(device, row, READ, np.zeros(1, np.int64), number)
+            result = int(transfer(device, ops)[0])
+            if result != row.shape[1]:
+                raise StoreError(refused(where, device.name, "reading", row.shape[1], result))
+            try:
+                found = newest_superblock(row[0]).store_id
+            except (FormatError, msgspec.DecodeError):
+                found = b""
+            if found != shape.store_id:
+                raise StoreError(f"store {where}: {device.name} does not read what is there")
+            self.proofs[self.files[number].path] = f"read through {device.name}"
 
     def _write_through(
         self, device: StorageDevice, arena: Arena, number: int, shape: Superblock

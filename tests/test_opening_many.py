@@ -10,6 +10,7 @@ import pytest
 
 import prefetchd
 from prefetchd import Options, recovery, uniform
+from prefetchd.transfers import transfer
 from tests.runtime_bench import keys
 
 BLOCKS = 600
@@ -25,7 +26,6 @@ def test_headers_are_read_into_what_will_be_staging_and_not_left_there(
     ) as kv:
         assert not kv.put(keys(BLOCKS), pages).wait().failures
     batches: list[int] = []
-    transfer = recovery.transfer
 
     def counted(device: Any, ops: Any) -> Any:
         batches.append(len(ops))

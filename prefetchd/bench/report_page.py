@@ -128,13 +128,7 @@ a { color: var(--accent); }
 @media print { body { background: #fff; } section, .card { break-inside: avoid; } }
 """
 
-SCRIPT = """
-(function () {
-  "use strict";
-  const read = (id) => JSON.parse(document.getElementById(id).textContent);
-  const figures = read("figures"), colours = read("colours");
-  const dark = window.matchMedia("(prefers-color-scheme: dark)");
-
+PAINTING = """
   // Only what sits under a colour's name is looked up, so that no run's name can be taken for one.
   function paint(value, theme, key) {
     if (Array.isArray(value)) return value.map((item) => paint(item, theme, key));
@@ -166,7 +160,19 @@ SCRIPT = """
     }, whole, { legend: Object.assign({ orientation: "h", x: 0, xanchor: "left", y: 1.02,
       yanchor: "bottom" }, layout.legend) });
   }
+"""
+"""Functions for plots: colours by their names here, axes and layouts completed."""
 
+SCRIPT = (
+    """
+(function () {
+  "use strict";
+  const read = (id) => JSON.parse(document.getElementById(id).textContent);
+  const figures = read("figures"), colours = read("colours");
+  const dark = window.matchMedia("(prefers-color-scheme: dark)");
+"""
+    + PAINTING
+    + """
   function draw() {
     const theme = colours[dark.matches ? "dark" : "light"];
     for (const figure of figures) {
@@ -182,6 +188,7 @@ SCRIPT = """
   draw();
 })();
 """
+)
 
 PAGE = """<!doctype html>
 <html lang="en">

@@ -5,14 +5,17 @@ the same type, length and bytes. Knows no policy; which core a log is replayed o
 
 A log is a sequence of msgpack messages, each behind its length (4 bytes, little-endian): first the
 header, then one [now_ns, event, commands] an event. An object is {its class: [its fields]}; an
-array is extension 1: its dtype as text, a zero byte, its bytes.
+array is extension 1: its dtype as text, a zero byte, its bytes. Where the core asked which pages
+the store has, an entry `Known` with the answers stands before the event for which it did.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from enum import IntEnum
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -21,14 +24,22 @@ import numpy as np
 
 from prefetchd import model
 from prefetchd.core import Core
-from prefetchd.lab.virtual import Record
-from prefetchd.model import Command, Event
+from prefetchd.model import Command, Event, Ids, Mask
 
 SCHEMA: Literal["prefetchd.events/1"] = "prefetchd.events/1"
 _ARRAY = 1
 _LENGTH_BYTES = 4
 
-Entry = tuple[int, Event, list[Command]]
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Known:
+    """Which of the pages that the core asked for the store had, answer by answer."""
+
+    masks: list[Mask]
+
+
+Entry = tuple[int, Event | Known, list[Command]]
+Record = Callable[[int, Event | Known, list[Command]], None]
 
 
 class EventLogError(ValueError):
@@ -48,13 +59,23 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 
 def watch(core: Core, note: Record) -> None:
     """From now on tell `note` of every event that `core` handles, and of what came of it."""
-    handle = core.handle
+    handle, known = core.handle, core.planner.known
+    answers: list[Mask] = []
 
     def watched(event: Event, now_ns: int) -> list[Command]:
+        answers.clear()
         commands = handle(event, now_ns)
+        if answers:
+            note(now_ns, Known(answers.copy()), [])
         note(now_ns, event, commands)
         return commands
 
+    def asked(pages: Ids) -> Mask:
+        assert known is not None
+        answers.append(known(pages))
+        return answers[-1]
+
+    core.planner.known = None if known is None else asked
     core.handle = watched  # type: ignore[method-assign]
 
 
@@ -62,12 +83,23 @@ def replay(core: Core, entries: Iterable[Entry]) -> int:
     """Give a core all events; how many. Raises EventLogError where it does anything else than the
     core that they were logged from."""
     count = 0
+    answers: deque[Mask] = deque()
     for now_ns, event, commands in entries:
+        if isinstance(event, Known):
+            answers.extend(event.masks)
+            core.planner.known = partial(_answer, answers)
+            continue
         came = core.handle(event, now_ns)
-        if _ENCODER.encode(_plain(came)) != _ENCODER.encode(_plain(commands)):
+        if answers or _ENCODER.encode(_plain(came)) != _ENCODER.encode(_plain(commands)):
             raise EventLogError(f"entry {count}, {event}: logged {commands}, but here came {came}")
         count += 1
     return count
+
+
+def _answer(answers: deque[Mask], pages: Ids) -> Mask:
+    if not answers or len(answers[0]) != len(pages):
+        raise EventLogError(f"the logged core did not ask for {len(pages)} pages here")
+    return answers.popleft()
 
 
 class LogWriter:
@@ -75,13 +107,22 @@ class LogWriter:
 
     def __init__(self, file: BinaryIO, header: Header) -> None:
         self._file = file
-        self._write(header)
+        self._bytes = 0
+        self._write(_ENCODER.encode(header))
 
-    def note(self, now_ns: int, event: Event, commands: list[Command]) -> None:
-        self._write(_plain([now_ns, event, commands]))
+    def note(self, now_ns: int, event: Event | Known, commands: list[Command]) -> None:
+        self._write(_ENCODER.encode(_plain([now_ns, event, commands])))
 
-    def _write(self, message: Any) -> None:
-        data = _ENCODER.encode(message)
+    def put(self, entry: Entry, limit_bytes: int) -> bool:
+        """Write an entry unless the log would grow beyond its limit; whether it was written."""
+        data = _ENCODER.encode(_plain(list(entry)))
+        if self._bytes + _LENGTH_BYTES + len(data) > limit_bytes:
+            return False
+        self._write(data)
+        return True
+
+    def _write(self, data: bytes) -> None:
+        self._bytes += _LENGTH_BYTES + len(data)
         self._file.write(len(data).to_bytes(_LENGTH_BYTES, "little") + data)
 
 
@@ -98,6 +139,15 @@ def read_log(path: Path) -> tuple[Header, Iterator[Entry]]:
     except msgspec.DecodeError as error:
         raise EventLogError(f"{path} is not a log of events: {error}") from error
     return header, _entries(path, start)
+
+
+def count_entries(path: Path) -> int:
+    """How many a log has, without reading them."""
+    count, size = -1, path.stat().st_size  # the header is none
+    with path.open("rb") as file:
+        while length := int.from_bytes(file.read(_LENGTH_BYTES), "little"):
+            count += file.seek(length, 1) <= size
+    return max(0, count)
 
 
 def _entries(path: Path, start: int) -> Iterator[Entry]:
@@ -123,6 +173,7 @@ _CLASSES: dict[str, type[Any]] = {
     for name, value in vars(model).items()
     if isinstance(value, type) and dataclasses.is_dataclass(value)
 }
+_CLASSES["Known"] = Known
 
 
 def _plain(value: Any) -> Any:

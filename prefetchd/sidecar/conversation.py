@@ -46,6 +46,7 @@ from prefetchd.sidecar.protocol import (
 )
 from prefetchd.sidecar.wire import Frames, ProtocolError, array_of, frame, raw_of, reply_of
 from prefetchd.stats import Stats, StoreWrites
+from prefetchd.waits import WaitCounts
 
 Answered = Callable[[Reply], None]
 
@@ -229,6 +230,7 @@ def stats_of(told: dict[str, Any], gpu: str) -> Stats:
     writes = msgspec.convert(told.pop("store_writes"), StoreWrites)
     paths = tuple(msgspec.convert(told.pop("paths"), list[PathStats]))
     notes = tuple(told.pop("notes"))
+    waits = msgspec.convert(told.pop("waits"), WaitCounts)
     samples = {"decision_ns": np.empty(0, np.int64)}
-    stats = Stats(**{**told, **samples}, store_writes=writes, paths=paths, notes=notes)
+    stats = Stats(**{**told, **samples}, store_writes=writes, paths=paths, notes=notes, waits=waits)
     return replace(stats, gpu=gpu)

@@ -116,6 +116,8 @@ class Namespace:
         self.attended = False
         """Whether the loop does."""
         self.pool = ThreadPoolExecutor(_PUT_THREADS, f"prefetchd-put-{name}")
+        self.closing: list[Callable[[], None]] = []
+        """To be called when it has been closed."""
 
     def enter(self, clients: int, write_bytes: int) -> None:
         """So many more (or fewer) clients use it, with write arenas of so many bytes."""
@@ -155,6 +157,8 @@ class Namespace:
                 self.runtime.close()
             finally:
                 self.arena.close()
+                for end in self.closing:
+                    end()
 
 
 def open_namespace(
@@ -225,12 +229,25 @@ class Namespaces:
         self.settings = dict(settings)
         self._configured = set(settings)
         self.open: dict[str, Namespace] = {}
+        self.on_open: list[Callable[[Namespace], None]] = []
+        """Told of each before anybody uses it."""
         self._own_uid = own_uid
         self._made_in = made_in
         self._template = template or Options()
         self._most = most
         self._bytes_max = bytes_max
         self._staging_max = staging_max
+
+    def admit(self, namespace: Namespace) -> None:
+        """From here on it is open."""
+        for told in self.on_open:
+            told(namespace)
+        self.open[namespace.name] = namespace
+
+    @property
+    def configured(self) -> frozenset[str]:
+        """Names of those that the configuration has."""
+        return frozenset(self._configured)
 
     def configure(self, settings: dict[str, NamespaceSettings]) -> None:
         """Go by these from now on: for who is let in, and for what is not open yet. Those that

@@ -8,6 +8,10 @@ from __future__ import annotations
 import logging
 import os
 import signal
+from collections.abc import Callable
+from contextlib import ExitStack
+from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -19,16 +23,26 @@ from rich.progress import Progress
 from prefetchd import config as configuration
 from prefetchd import store_opening
 from prefetchd.config import Config, limits_of, memory_of, settings_of, socket_mode
+from prefetchd.sidecar.http import Http
+from prefetchd.sidecar.logs import log_as_json
 from prefetchd.sidecar.memory import Memory
 from prefetchd.sidecar.namespace import Namespaces, NamespaceSettings, open_namespace
 from prefetchd.sidecar.place import Place, default_socket, state_folder
+from prefetchd.sidecar.recording import record_events
 from prefetchd.sidecar.reloading import Reloader
 from prefetchd.sidecar.server import Server
 from prefetchd.sidecar.supervisor import Supervisor
+from prefetchd.sidecar.watching import Watch
 from prefetchd.store import StoreError
 from prefetchd.units import parse_bytes
 
 log = logging.getLogger("prefetchd")
+
+
+class LogFormat(StrEnum):
+    TEXT = "text"
+    JSON = "json"
+
 
 config_app = typer.Typer(help="Show, check or begin a configuration.", no_args_is_help=True)
 
@@ -44,6 +58,20 @@ def serve(
         typer.Option(help="A store, or a folder for stores that clients have made."),
     ] = None,
     socket: Annotated[Path | None, typer.Option(help="Where clients connect.")] = None,
+    http: Annotated[
+        str | None,
+        typer.Option(help="Metrics, health and a page at HOST:PORT or unix:PATH; default: none."),
+    ] = None,
+    log_format: Annotated[
+        LogFormat, typer.Option(help="json: one object a line, for machines.")
+    ] = LogFormat.TEXT,
+    event_log: Annotated[
+        Path | None,
+        typer.Option(help="A folder for logs of events, which `simulate events` replays."),
+    ] = None,
+    event_log_bytes: Annotated[
+        str, typer.Option(help="Of the log of one namespace, which then ends.")
+    ] = "256MiB",
 ) -> None:
     """Serve stores to engines on this machine, over a Unix socket.
 
@@ -55,24 +83,34 @@ def serve(
         raise ValueError("give --config or --store: a configuration names its stores itself")
     path = socket or (Path(settings.daemon.socket) if settings.daemon.socket else default_socket())
     namespaces = _namespaces(settings, store, is_default=config is None)
-    place = Place(path, socket_mode(settings))
-    try:
+    address = settings.daemon.http if http is None else http
+    watch = Watch(namespaces)
+    if log_format is LogFormat.JSON:
+        log_as_json(namespaces)
+    if event_log is not None:
+        record_events(namespaces, event_log, parse_bytes(event_log_bytes))
+    with ExitStack() as undone:
+        place = Place(path, socket_mode(settings))
+        undone.callback(place.close)
+        web = Http(address, watch) if address else None  # it tells of the opening, too
+        if web:
+            undone.callback(web.close)
         _open_all(namespaces)
-        server = Server(place, namespaces, limits_of(settings))
+        server = watch.server = Server(place, namespaces, limits_of(settings))
         server.supervisor = Supervisor(os.environ)
-    except BaseException:
-        place.close()
-        raise
+        undone.pop_all()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: server.stop())
     if config is not None:
         reload = Reloader(config, settings, server).reload
         signal.signal(signal.SIGHUP, lambda *_: server.interrupt(reload))
-    _tell(server)
+    _tell(server, web, log_format)
     try:
         server.run()
     finally:
         server.supervisor.stopping()
+        if web:
+            web.close()
         failures = server.close()
     if failures:
         raise StoreError("; ".join(failures))
@@ -105,10 +143,11 @@ def _namespaces(settings: Config, store: Path | None, *, is_default: bool) -> Na
 def _open_all(namespaces: Namespaces) -> None:
     """All that are configured, so that what is wrong with them is told at once."""
     try:
-        with Progress(console=Console(stderr=True), transient=True) as bars:
+        console = Console(stderr=True)
+        with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
             for name, settings in namespaces.settings.items():
                 task = bars.add_task(f"{name}: reading headers", total=None)
-                namespaces.open[name] = open_namespace(
+                opened = open_namespace(
                     name,
                     settings,
                     lambda done, whole, task=task: bars.update(  # type: ignore[misc]
@@ -116,25 +155,32 @@ def _open_all(namespaces: Namespaces) -> None:
                     ),
                     namespaces.memory,
                 )
+                namespaces.admit(opened)
     except BaseException:
         namespaces.close()
         raise
 
 
-def _tell(server: Server) -> None:
-    logging.getLogger("prefetchd").setLevel(logging.INFO)
+def _tell(server: Server, web: Http | None, log_format: LogFormat) -> None:
+    """What is served: to people, or in the log."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
+    say: Callable[[str], None] = partial(console.print, markup=False)
+    if log_format is LogFormat.JSON:
+        say = partial(log.info, "%s")
+    logging.getLogger("prefetchd").setLevel(logging.INFO)
     for name, namespace in server.namespaces.open.items():
         runtime = namespace.runtime
-        console.print(
+        say(
             f"{name}: {runtime.geometry.blocks} blocks of {runtime.geometry.layers} pages of "
             f"{runtime.page_bytes} bytes, staging {runtime.slots} pages, "
-            f"{runtime.stats().device}",
-            markup=False,
+            f"{runtime.stats().device}"
         )
-        for note in runtime.notes:
-            console.print(f"{name}: note: {note}", markup=False)
+        if log_format is LogFormat.TEXT:  # they are in the log
+            for note in runtime.notes:
+                say(f"{name}: note: {note}")
     server.supervisor.ready(_status(server))
+    if web:
+        say(f"figures at {web.url}")
     typer.echo(f"serving at unix:{server.place.path}, process {os.getpid()}")
 
 

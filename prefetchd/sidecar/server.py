@@ -164,6 +164,7 @@ class Server:
     def _broken(self, namespace: Namespace, why: str) -> None:
         namespace.waiting = 0
         namespace.let_go_of_drives()
+        log.error("namespace %s: %s", namespace.name, why)
         for connection in list(self.connections):
             if connection.session is not None and connection.session.namespace is namespace:
                 connection.session.fail(why)
@@ -251,7 +252,7 @@ class Server:
     def _opened(self, name: str, settings: NamespaceSettings, result: Namespace | str) -> None:
         if isinstance(result, Namespace):
             self.namespaces.settings.setdefault(name, settings)
-            self.namespaces.open[name] = result
+            self.namespaces.admit(result)
             self._listen_for_the_end(result)
         for connection, hello in self._opening.pop(name, []):
             if isinstance(result, str):

@@ -23,6 +23,7 @@ LIVE = frozenset(
         "admission",
         "planner",
         "core",
+        "drain",
     }
 )
 LIVE_OF_CORE = frozenset({"prefetch_depth", "candidates", "attempts_max", "read_timeout_ns"})

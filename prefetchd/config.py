@@ -53,6 +53,7 @@ groups = []
 # evict = "cycle"
 # device = "uring"
 # quota = "100GiB"
+# drain = ["/nvme2/chat"]     # paths of the store to be emptied; SIGHUP begins it
 """
 
 
@@ -101,6 +102,7 @@ class Space(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ttl_s: float | None = None
     admission: str = "all"
     demand_timeout_s: float = 10.0
+    drain: list[str] = []
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -230,6 +232,7 @@ def settings_of(space: Space) -> NamespaceSettings:
         floor_bytes=_size(space.floor) or 0,
         ttl_s=space.ttl_s,
         admission=space.admission,
+        drain=tuple(space.drain),
     )
     return NamespaceSettings(
         Path(space.store),

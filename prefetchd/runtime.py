@@ -63,6 +63,7 @@ class Runtime(Reconfiguring):
         )
         self._closed = False
         self.room.shrink()
+        self.begin_drains()
 
     # --- what an engine asks ---
 
@@ -257,6 +258,7 @@ class Runtime(Reconfiguring):
         clean = False
         try:
             self._growing.drop_all()
+            self._drains.stop()
             deadline_ns = self.engine.clock() + _CLOSE_TIMEOUT_NS
             writer.commit.draining = True
             self.engine.look_after_writes()

@@ -354,4 +354,4 @@ def test_a_file_that_is_read_again_is_applied_and_told(
 def test_options_are_all_sorted_out() -> None:
     """A new option is one or the other on purpose: see `changes.LIVE`."""
     names = set(Options.__dataclass_fields__)
-    assert len(names) == 25, "sort the new one out, in `changes.LIVE` and `Runtime.reconfigure`"
+    assert len(names) == 26, "sort the new one out, in `changes.LIVE` and `Runtime.reconfigure`"

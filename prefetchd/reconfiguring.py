@@ -22,6 +22,7 @@ from prefetchd.policies import eviction_of, predictor_of
 from prefetchd.predictor import Predictor
 from prefetchd.puts import Puts
 from prefetchd.room import blocks_under_cap, blocks_under_quota
+from prefetchd.shallow import at_most
 from prefetchd.store import StoreError
 from prefetchd.tickets import Ticket
 
@@ -55,14 +56,15 @@ class Reconfiguring(Advising):
         At once: `predictor`, `evict`, `planner`, of `core` the depth of prefetches, candidates,
         tries and the time limit of reads; `cap_bytes`, `quota_bytes` (what is too much is evicted),
         `floor_bytes`, `ttl_s` (of what is put from now on), `lease_s`, `admission`,
-        `demand_timeout_s`, `drain`. The rest, which is named, when the store is opened anew.
+        `demand_timeout_s`, `drain`, `depth` up to what the device was opened with. The rest, which
+        is named, when the store is opened anew.
 
         Of a policy the new one takes over the order of what is staged; a predictor begins blank.
         Raises TypeError, ValueError, RegistryError, StoreError, PredictorError, and what a
         predictor's `__init__` raises: then nothing is changed. EngineError when stopped.
         """
         asked = replace(self.options, **options)
-        options_now, changes = sorted_out(self.options, asked)
+        options_now, changes = sorted_out(self.options, asked, self._parts.device.depth)
         if options_now == self.options:
             return changes
         shape = self._parts.store.superblock
@@ -99,6 +101,7 @@ class Reconfiguring(Advising):
 
     def _bound(self, options: Options) -> None:
         core, room, puts = self._parts.core, self._puts.room, self._puts
+        self.engine.driver.device = at_most(self._parts.device, options.depth)
         core.planner.limits = options.planner
         core.limits = options.core
         core.foresight.candidates = options.core.candidates

@@ -1,4 +1,4 @@
-"""Another drive in the place of an empty path: all blocks stay, and nothing is left by a refusal."""
+"""Another drive in the place of an empty path: all blocks stay, a refusal leaves nothing."""
 
 from __future__ import annotations
 

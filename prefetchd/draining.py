@@ -54,7 +54,8 @@ class Drains:
         self._write_buffers = options.write_buffers
         self._queue: list[int] = []
         self._tries: dict[tuple[int, int], int] = {}  # of blocks that could not be read, by stamp
-        self._stop = threading.Event()
+        self._stop, self._work = threading.Event(), threading.Event()
+        self._halted, self._over = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
         self._told: set[int] = set()
 
@@ -98,17 +99,19 @@ class Drains:
             paths.drain(number)
             log.info("%s: its blocks are moved to the other paths", paths.names[number])
         self._told &= paths.draining
-        alive = self._thread is not None and self._thread.is_alive()
-        if paths.draining and not alive and not self._parts.store.read_only:
-            self._stop.clear()
-            self._thread = threading.Thread(target=self._run, name="prefetchd-drain", daemon=True)
-            self._thread.start()
+        if paths.draining and not self._parts.store.read_only:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._live, name="prefetchd-drain")
+                self._thread.daemon = True
+                self._thread.start()
+            self._work.set()
 
     def stop(self) -> None:
-        """Move no more; old copies go, whoever has a lease on them."""
+        """Move no more; old copies go, whoever has a lease on them. `end` must follow."""
         self._stop.set()
+        self._work.set()
         if self._thread is not None:
-            self._thread.join()
+            self._halted.wait()
         try:
             with self._engine.lock:
                 self._puts.room.let_moved_go(at_once=True)
@@ -116,7 +119,24 @@ class Drains:
         except EngineError as error:
             log.info("old copies of moved blocks stay: %s", error)
 
+    def end(self) -> None:
+        """Nothing is in flight any more, or the engine has stopped."""
+        for event in (self._stop, self._work, self._over):
+            event.set()
+        if self._thread is not None:
+            self._thread.join()
+
     # --- moving ---
+
+    def _live(self) -> None:
+        """The thread lives on while the device does: the kernel cancels what one that ends has
+        submitted."""
+        while not self._stop.is_set():
+            self._work.wait()
+            self._work.clear()
+            self._run()
+        self._halted.set()
+        self._over.wait()
 
     def _run(self) -> None:
         extent_bytes = self._parts.store.superblock.extent_bytes
@@ -139,7 +159,7 @@ class Drains:
         for number, count in left.items():
             if count == 0 and number not in self._told:
                 self._told.add(number)
-                log.warning("%s: this path is empty", paths.names[number])
+                log.info("%s: this path is empty", paths.names[number])
         return not any(left.values())
 
     def step(self) -> int:

@@ -37,8 +37,9 @@ class Reconfiguring(Advising):
     demand: Callable[..., Ticket]
     close: Callable[[], None]
 
-    def begin_drains(self) -> None:
-        """Of what the options say. Raises StoreError, closed again, for a path that is none."""
+    def begin(self) -> None:
+        """Go by the options. Raises StoreError, closed again, for a path to drain that is none."""
+        self._puts.room.shrink()
         self._drains = Drains(self.engine, self._parts, self._puts, self.demand, self.options)
         if not self.options.drain:
             return

@@ -62,8 +62,7 @@ class Runtime(Reconfiguring):
             self.engine, parts, self._puts, options.open_blocks_max, self._timeout_ns
         )
         self._closed = False
-        self.room.shrink()
-        self.begin_drains()
+        self.begin()
 
     # --- what an engine asks ---
 
@@ -268,6 +267,7 @@ class Runtime(Reconfiguring):
             clean = writer.idle
         finally:
             self.engine.stop()
+            self._drains.end()
             self._puts.fillers.stop()
             self._parts.close(clean=clean)
 

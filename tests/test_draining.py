@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -57,6 +58,7 @@ def read_all(kv: Runtime, names: list[bytes]) -> Any:
 def test_a_path_is_emptied_while_everything_goes_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO, "prefetchd")
     pages = content(24)
     with open_three(tmp_path) as kv:
         blocks = kv.put(keys(24), pages).blocks

@@ -136,20 +136,37 @@ class Catalog:
     def may_expire(self) -> bool:
         return self.next_expiry_ns < NEVER_NS
 
+    def taken_on(self, path: int) -> int:
+        """Extents in use on this path, by all namespaces."""
+        return int(np.count_nonzero(self._taken[path :: self.superblock.stripes]))
+
+    def used_at(self, block: int) -> int:
+        """Its place in the order of use; for `use_as`."""
+        return int(self._used[block])
+
+    def use_as(self, block: int, used: int) -> None:
+        """It takes the place of another in the order of use, or its own of before."""
+        self._used[block] = used
+
     def reserve(self) -> int:
         """A free extent for one block. Raises StoreFullError."""
         if self.has_room:
-            block = self.free.take()
-            self._taken[block] = True
-            self.busy[block] = True
-            self._mine[block] = True
-            self.blocks_used += 1
-            self.mine_used += 1
-            return block
+            return self.reserve_copy()
         if self.quota_full and self.mine_max < self.blocks_max:
             raise StoreFullError(f"all {self.mine_max} blocks of the namespace's quota are in use")
-        besides = ", or lie on a path that has failed" if self.free.barred else ""
+        besides = ", or lie on a path that takes no new ones" if self.free.barred else ""
         raise StoreFullError(f"all {self.blocks_max} blocks of the store are in use{besides}")
+
+    def reserve_copy(self) -> int:
+        """The same whatever the cap and the quota, for a block that takes another's place. The
+        caller checks `free`."""
+        block = self.free.take()
+        self._taken[block] = True
+        self.busy[block] = True
+        self._mine[block] = True
+        self.blocks_used += 1
+        self.mine_used += 1
+        return block
 
     def give_back(self, block: int) -> None:
         """The medium says nothing of this extent (any more): it may be written over."""

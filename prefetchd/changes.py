@@ -23,6 +23,7 @@ LIVE = frozenset(
         "admission",
         "planner",
         "core",
+        "drain",
     }
 )
 LIVE_OF_CORE = frozenset({"prefetch_depth", "candidates", "attempts_max", "read_timeout_ns"})
@@ -44,8 +45,8 @@ class Changes:
         return "; ".join(parts) or "nothing has changed"
 
 
-def sorted_out(old: Options, new: Options) -> tuple[Options, Changes]:
-    """The options as far as they can be changed now."""
+def sorted_out(old: Options, new: Options, depth_max: int) -> tuple[Options, Changes]:
+    """The options as far as they can be changed now. `depth_max`: of the device."""
     taken: dict[str, Any] = {}
     applied, later = [], []
     for name in (field.name for field in fields(Options)):
@@ -61,7 +62,7 @@ def sorted_out(old: Options, new: Options) -> tuple[Options, Changes]:
             if now == before:
                 continue
             after = now
-        if name in LIVE:
+        if name in LIVE or (name == "depth" and after <= depth_max):
             taken[name] = after
             applied.append(words)
         else:

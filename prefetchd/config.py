@@ -62,6 +62,7 @@ groups = []
 # weight = 1                  # its share of thread and drives while others want them, 1 to 1000
 # salt = "..."                # a secret: its keys on the medium cannot be computed without it
 # erase_users = []            # who may erase it besides the daemon's own user and root
+# drain = ["/nvme2/chat"]     # paths of the store to be emptied; SIGHUP begins it
 """
 
 
@@ -117,6 +118,7 @@ class Space(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     weight: int = 1
     salt: str = ""
     erase_users: list[str | int] = []
+    drain: list[str] = []
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -257,6 +259,7 @@ def settings_of(space: Space) -> NamespaceSettings:
         ttl_s=space.ttl_s,
         admission=space.admission,
         key_file=space.key_file or None,
+        drain=tuple(space.drain),
     )
     return NamespaceSettings(
         Path(space.store),

@@ -5,7 +5,7 @@ Decides the order in which extents are used. Refuses to know what lies in the ot
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -31,6 +31,11 @@ class FreeExtents:
     def __iter__(self) -> Iterator[int]:
         yield from self._free
         yield from self._parked
+
+    def outside(self, paths: Sequence[int]) -> int:
+        """How many `take` would give if none of these paths gave any."""
+        free = np.array(self._free, np.int64)
+        return int(np.count_nonzero(~np.isin(free % self._stripes, paths)))
 
     def take(self) -> int:
         return self._free.pop()

@@ -37,7 +37,8 @@ _FAILED_WORDS = {
 
 class PathStats(msgspec.Struct, frozen=True):
     """One path: `reading` and `writing` are "healthy", "suspect" or "failed"; `refused` counts
-    operations that were not even tried, since the path had failed."""
+    operations that were not even tried, since the path had failed; `blocks`: extents in use, of all
+    namespaces; `draining`: they are being moved to the other paths."""
 
     path: str
     reading: str
@@ -46,6 +47,8 @@ class PathStats(msgspec.Struct, frozen=True):
     refused: int
     bytes_read: int
     bytes_written: int
+    blocks: int
+    draining: bool
 
 
 class Paths:
@@ -73,6 +76,8 @@ class Paths:
         self._memory = memory.reshape(count, -1)
         self._start = start
         self._probing: set[int] = set()
+        self.draining: set[int] = set()
+        """Paths on which no new block is written although they can be."""
         self._said: set[tuple[str, int]] = set()
 
     def lose(self, path: int) -> None:
@@ -80,6 +85,16 @@ class Paths:
         self._reading[path].lost()
         self._writing[path].lost()
         self._close(path, reading=True)
+
+    def drain(self, path: int) -> None:
+        """From here on new blocks go to the others."""
+        self.draining.add(path)
+        self._catalog.free.bar(path)
+
+    def use_again(self, path: int) -> None:
+        self.draining.discard(path)
+        if not self.unwritable[path]:
+            self._catalog.free.unbar(path)
 
     # --- what came of operations ---
 
@@ -135,7 +150,8 @@ class Paths:
         if self.unwritable[path]:
             self.unwritable[path] = False
             self._commit.broken.discard(path)
-            self._catalog.free.unbar(path)
+            if path not in self.draining:
+                self._catalog.free.unbar(path)
             self._commit.retry(path)
             log.warning("%s: this path is written again", self.names[path])
         self.down = bool(self.unwritable.any())
@@ -192,6 +208,8 @@ class Paths:
                 int(self.refused[path]),
                 int(self.bytes_read[path]),
                 int(self.bytes_written[path]),
+                self._catalog.taken_on(path),
+                path in self.draining,
             )
             for path, name in enumerate(self.names)
         )

@@ -62,12 +62,23 @@ class Job:
     buffer: int
     seed: int
     opened: bool = False
+    moved_from: int = -1
+    """The block that it is a copy of, and whose place it takes once it is durable."""
     filling: bool = False
     visible: bool = False
     staged: bool = False
     written: bool = False
     given_up: bool = False
     since_ns: int = 0
+
+    def rival(self, found: int) -> int:
+        """What `found`, to which its key leads, is to it: -1 if it is to be found itself. A copy is
+        not, if what it was copied from has gone meanwhile and nobody has put it again."""
+        if self.moved_from < 0:
+            return found
+        if found == self.moved_from or (found < 0 and len(self.waiters) > 1):
+            return -1
+        return max(found, self.moved_from) if found < 0 else found
 
     @property
     def behind(self) -> bool:

@@ -103,7 +103,7 @@ class Puts:
         rows = as_pages(pages, len(names), shape.layers, shape.page_bytes)
         expires_ns = self.room.expiry_ns(self.ttl_s if ttl_s is None else ttl_s)
         engine, binding = self._engine, self._driver.catalog.binding
-        number, ticket = self._begin(len(names), durability)
+        number, ticket = self.begin(len(names), durability)
         batch = _Batch(number, durability)
         seeds = binding.seeds(np.frombuffer(b"".join(names), "V16")).tolist()
         reserved, job = 0, None
@@ -115,7 +115,7 @@ class Puts:
                     job = self._reserved(batch, position, names[position], seeds[position])
                     reserved = position + 1
                     if job is not None:
-                        task = partial(self._fill, job, rows[position], expires_ns)
+                        task = partial(self.fill_in, job, rows[position], expires_ns)
                         shift.do(task, last=position == len(names) - 1)
         except BaseException:
             self._interrupted(number, range(reserved, len(names)), job)
@@ -132,7 +132,7 @@ class Puts:
             for position in left:
                 self._settle(number, position, -1, "the put was interrupted")
 
-    def _begin(self, count: int, durability: str) -> tuple[int, PutTicket]:
+    def begin(self, count: int, durability: str) -> tuple[int, PutTicket]:
         check_terms(durability, None)
         with self._engine.lock:
             self._engine.check()
@@ -150,7 +150,7 @@ class Puts:
         caller's any more. If not, it was refused, could not be stored, or the key is there."""
         expires_ns = self.room.expiry_ns(self.ttl_s if ttl_s is None else ttl_s)
         engine, writer = self._engine, self._driver.writer
-        number, ticket = self._begin(1, durability)
+        number, ticket = self.begin(1, durability)
         batch = _Batch(number, durability)
         with engine.lock:
             waiter = self._waiter(batch, 0)
@@ -167,7 +167,7 @@ class Puts:
             pages = self.behind.bytes_of(opened)
             seed = self._driver.catalog.binding.seed(key)
             jobs.append(writer.reserve(waiter, key, seed, opened))
-            self._fill(jobs[0], pages, expires_ns)
+            self.fill_in(jobs[0], pages, expires_ns)
             return True
 
         self.patience.decide(decide, number)
@@ -210,7 +210,7 @@ class Puts:
             self._fail(waiter, LOST if lost else BUSY)
         return lost or last
 
-    def _fill(self, job: Job, rows: NDArray[np.uint8], expires_ns: int) -> None:
+    def fill_in(self, job: Job, rows: NDArray[np.uint8], expires_ns: int) -> None:
         """Without the lock: copying takes longer than everything else there is to do."""
         checksums = None
         job.filling = True

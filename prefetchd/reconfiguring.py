@@ -6,6 +6,7 @@ two events, so that no request fails and none sees half of it. What can be chang
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from prefetchd.admission import Admission
 from prefetchd.advising import Advising
 from prefetchd.assembly import Options
 from prefetchd.changes import Changes, sorted_out
+from prefetchd.draining import Drains
 from prefetchd.eviction import Eviction
 from prefetchd.exchanging import exchange
 from prefetchd.growing import OpenBlocks
@@ -20,6 +22,9 @@ from prefetchd.policies import eviction_of, predictor_of
 from prefetchd.predictor import Predictor
 from prefetchd.puts import Puts
 from prefetchd.room import blocks_under_cap, blocks_under_quota
+from prefetchd.shallow import at_most
+from prefetchd.store import StoreError
+from prefetchd.tickets import Ticket
 
 
 class Reconfiguring(Advising):
@@ -28,6 +33,23 @@ class Reconfiguring(Advising):
     _puts: Puts
     _growing: OpenBlocks
     _timeout_ns: int
+    _drains: Drains
+    demand: Callable[..., Ticket]
+    close: Callable[[], None]
+
+    def begin(self) -> None:
+        """Go by the options. Raises StoreError, closed again, for a path to drain that is none."""
+        self._puts.room.shrink()
+        self._drains = Drains(self.engine, self._parts, self._puts, self.demand, self.options)
+        if not self.options.drain:
+            return
+        try:
+            numbers = self._drains.numbers(self.options.drain, opening=True)
+        except StoreError:
+            self.close()
+            raise
+        with self.engine.lock:
+            self._drains.go(numbers)
 
     def reconfigure(self, **options: Any) -> Changes:
         """Change some of `Options` while everything goes on; what was, and what cannot be.
@@ -35,19 +57,21 @@ class Reconfiguring(Advising):
         At once: `predictor`, `evict`, `planner`, of `core` the depth of prefetches, candidates,
         tries and the time limit of reads; `cap_bytes`, `quota_bytes` (what is too much is evicted),
         `floor_bytes`, `ttl_s` (of what is put from now on), `lease_s`, `admission`,
-        `demand_timeout_s`. The rest takes effect when the store is opened anew, and is named.
+        `demand_timeout_s`, `drain`, `depth` up to what the device was opened with. The rest, which
+        is named, when the store is opened anew.
 
         Of a policy the new one takes over the order of what is staged; a predictor begins blank.
         Raises TypeError, ValueError, RegistryError, StoreError, PredictorError, and what a
         predictor's `__init__` raises: then nothing is changed. EngineError when stopped.
         """
         asked = replace(self.options, **options)
-        options_now, changes = sorted_out(self.options, asked)
+        options_now, changes = sorted_out(self.options, asked, self._parts.device.depth)
         if options_now == self.options:
             return changes
         shape = self._parts.store.superblock
         blocks_max = blocks_under_cap(shape, options_now.cap_bytes)
         mine_max = blocks_under_quota(shape, options_now.quota_bytes)
+        draining = self._drains.numbers(options_now.drain)
         with self.engine.lock:
             self.engine.check()
             self._exchange(options_now)
@@ -56,6 +80,7 @@ class Reconfiguring(Advising):
             self._bound(options_now)
             self.options = options_now
             self._puts.room.shrink()
+            self._drains.go(draining)
         self.engine.wake()
         return changes
 
@@ -77,6 +102,7 @@ class Reconfiguring(Advising):
 
     def _bound(self, options: Options) -> None:
         core, room, puts = self._parts.core, self._puts.room, self._puts
+        self.engine.driver.device = at_most(self._parts.device, options.depth)
         core.planner.limits = options.planner
         core.limits = options.core
         core.foresight.candidates = options.core.candidates

@@ -101,6 +101,7 @@ class Room:
         self._geometry = Geometry(shape.layers, shape.blocks)
         self._leased_until_ns = np.zeros(shape.blocks, np.int64)
         self._leaving = NO_IDS  # hidden, and still held
+        self._moved: dict[int, int] = {}  # old copies of blocks that lie elsewhere now; stamps
         self._looked_ns = -_LOOK_NS
 
     def bound(self, floor_bytes: int, lease_ns: int) -> None:
@@ -129,6 +130,8 @@ class Room:
             catalog.cipher.forget()
             self._engine.fail(EngineError(f"store {self._where}: {why}"))
             self._engine.check()
+        if self._moved:
+            self.let_moved_go()
         if self._driver.rot.rotten:
             self._note_rot(np.array(self._driver.rot.take(), np.int64))
         if catalog.discarded:
@@ -144,6 +147,20 @@ class Room:
             stay = self._held()[self._leaving] | catalog.busy[self._leaving]
             gone, self._leaving = self._leaving[~stay], self._leaving[stay]
             self._remove(gone)
+
+    def retire(self, block: int) -> None:
+        """Its key leads to a copy. Who has its index can read it until its lease is over."""
+        self._moved[block] = int(self._driver.catalog.stamps[block])
+
+    def let_moved_go(self, *, at_once: bool = False) -> None:
+        catalog = self._driver.catalog
+        with self._engine.lock:
+            for block, stamp in list(self._moved.items()):
+                if at_once or self._leased_until_ns[block] <= self._engine.clock():
+                    del self._moved[block]
+                    if catalog.stamps[block] == stamp and catalog.index.visible[block]:
+                        catalog.hide(np.array([block]))
+                        self._leaving = np.append(self._leaving, block)
 
     def leave(self, block: int) -> None:
         """A block that is not found (any more) goes, once nobody holds it."""

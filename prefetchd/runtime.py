@@ -65,7 +65,7 @@ class Runtime(Reconfiguring):
             self.engine, parts, self._puts, options.open_blocks_max, self._timeout_ns
         )
         self._closed = False
-        self.room.shrink()
+        self.begin()
 
     # --- what an engine asks ---
 
@@ -262,6 +262,7 @@ class Runtime(Reconfiguring):
         clean = False
         try:
             self._growing.drop_all()
+            self._drains.stop()
             deadline_ns = self.engine.clock() + _CLOSE_TIMEOUT_NS
             writer.commit.draining, writer.commit.failed_flushes = True, 0
             self.engine.look_after_writes()
@@ -269,6 +270,7 @@ class Runtime(Reconfiguring):
             clean = writer.idle
         finally:
             self.engine.stop()
+            self._drains.end()
             self._puts.fillers.stop()
             self._parts.close(clean=clean)
 

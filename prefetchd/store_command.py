@@ -23,6 +23,7 @@ from prefetchd.erasing import erase as erase_store
 from prefetchd.erasing import parts_of, parts_with_key
 from prefetchd.layout import Layout, LayoutError, uniform
 from prefetchd.layout_command import layout_of
+from prefetchd.replacing import replace_path
 from prefetchd.store_opening import Opening, peek
 from prefetchd.units import parse_bytes
 
@@ -137,6 +138,25 @@ def _layout(
             raise ValueError(f"--page-bytes is {page_bytes}; a page has at least one byte")
         return uniform(layers, length)
     raise LayoutError("say what is stored: either --model, or --layers and --page-bytes")
+
+
+@store_app.command("replace")
+def replace(
+    folder: StorePath,
+    old: Annotated[Path, typer.Argument(readable=False, help="One of its further paths, empty.")],
+    new: Annotated[Path, typer.Argument(readable=False, help="A folder on another drive.")],
+    fill: Annotated[bool, typer.Option("--fill/--no-fill", help="Write the new part once.")] = True,
+    raw: RawFlag = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="With --raw: whatever lies there is lost.")
+    ] = False,
+    json: JsonFlag = False,
+) -> None:
+    """Put another drive in the place of a path that was drained; the old one may be away."""
+    with _bars() as bar:
+        told = bar("filling")
+        replace_path(folder, old, new, fill=fill, raw=raw, force=force, progress=told)
+    _show(store_info.look(folder, Opening(read_only=True, raw=raw)), json=json)
 
 
 @store_app.command("info")

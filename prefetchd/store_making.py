@@ -145,6 +145,33 @@ def create(
     return shape
 
 
+def create_part(
+    folder: Path,
+    shape: Superblock,
+    *,
+    fill: bool,
+    raw: bool,
+    force: bool,
+    progress: Progress | None = None,
+) -> None:
+    """Make one part of a store that is there, `shape` being its superblock. Raises StoreError."""
+    place = _Place(folder, data_path(folder, raw=raw))
+    try:
+        with told(folder):
+            _claim(place, force=force)
+            if shape.alignment_bytes % (needed := _alignment_of(place)):
+                raise StoreError(
+                    f"{folder} needs an alignment of {needed} bytes, the store has "
+                    f"{shape.alignment_bytes}; use another drive"
+                )
+            _write_new(place, shape, fill=fill, progress=progress)
+    except BaseException:
+        place.undo()
+        raise
+    finally:
+        close_all([place.fd, place.lock])
+
+
 def _blocks_for(
     plan: Callable[..., Superblock], size: int, alignment: int, folders: Sequence[Path]
 ) -> int:

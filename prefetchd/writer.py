@@ -105,16 +105,16 @@ class Writer:
         job.waiters.append(waiter)
         return True
 
-    def reserve(self, waiter: Waiter, key: bytes, seed: int, opened: int | None = None) -> Job:
-        """A buffer and an extent, or that of the block `opened`, for one block: to be filled and
-        then handed to `filled`.
-
-        The caller checks `full` and `under_way`. Raises StoreFullError; the key is then simply
-        not there.
-        """
+    def reserve(
+        self, waiter: Waiter, key: bytes, seed: int, extent: int | None = None, moved_from: int = -1
+    ) -> Job:
+        """A buffer and an extent, or that of an open block, or one for a copy of the block
+        `moved_from`: to be filled and then handed to `filled`. The caller checks `full` and
+        `under_way`. Raises StoreFullError; the key is then simply not there."""
         number = self._writing.index(None)
-        block = self.catalog.reserve() if opened is None else opened
-        job = Job(block, key, [waiter], waiter.deadline_ns, number, seed, opened is not None)
+        block = self.catalog.reserve() if extent is None else extent
+        opened = extent is not None and moved_from < 0
+        job = Job(block, key, [waiter], waiter.deadline_ns, number, seed, opened, moved_from)
         self._writing[number] = self._jobs[block] = self._job_of[key] = job
         self.admitted += 1
         self.in_flight += 1
@@ -238,7 +238,7 @@ class Writer:
         news: list[Written] = []
         block = -1 if wrong else job.block
         if not wrong and not job.visible:
-            block = self.catalog.find(job.key)
+            block = job.rival(self.catalog.find(job.key))
             if block < 0:
                 block = job.block
                 self.catalog.publish(block)  # even if late: from here on it can be had

@@ -187,8 +187,8 @@ CHANGES: list[dict[str, Any]] = [
     {"evict": "arc", "predictor": "sliding_window"},
     {"planner": PlannerLimits(burst_pages=2), "core": CoreLimits(prefetch_depth=4)},
     {"ttl_s": 3600.0, "lease_s": 1.0, "demand_timeout_s": 20.0},
-    {"quota_bytes": 6 * LAYERS * PAGE_BYTES},
-    {"quota_bytes": None, "evict": "lru", "predictor": "none"},
+    {"quota_bytes": 6 * LAYERS * PAGE_BYTES, "depth": 1},
+    {"quota_bytes": None, "evict": "lru", "predictor": "none", "depth": 128},
 ]
 
 
@@ -226,7 +226,7 @@ def test_bounds_hold_from_then_on() -> None:
 
 def test_what_cannot_be_changed_is_named_and_what_is_refused_changes_nothing() -> None:
     with open_plain() as kv:
-        changes = kv.reconfigure(depth=7, staging_bytes=1 << 16, ttl_s=5.0)
+        changes = kv.reconfigure(depth=700, staging_bytes=1 << 16, ttl_s=5.0)
         assert changes.applied == ("ttl_s from None to 5.0",)
         assert str(changes).startswith("changed: ttl_s from None to 5.0; needs a restart: staging")
         assert len(changes.later) == 2
@@ -268,6 +268,28 @@ def test_a_predictor_at_fault_does_not_take_over() -> None:
         blocks = kv.put(keys(1), content(1)).blocks
         with kv.demand(kv.pages(blocks, 0)) as ticket:
             assert not ticket.missing.any()
+
+
+def test_no_more_is_in_flight_than_the_new_depth_and_all_of_it_ends() -> None:
+    with open_plain(options=replace(PLAIN, lease_s=0)) as kv:
+        blocks = kv.put(keys(BLOCKS), content(BLOCKS)).blocks
+        inner = kv._parts.device
+        kv.reconfigure(depth=2)
+        driver, most = kv.engine.driver, [0]
+        submit = inner.submit
+
+        def watched(ops: Any) -> int:
+            taken = submit(ops)
+            most[0] = max(most[0], inner.in_flight)
+            return taken
+
+        inner.submit = watched  # type: ignore[method-assign]
+        for layer in range(LAYERS):
+            with kv.demand(kv.pages(blocks, layer)) as ticket:
+                assert not ticket.missing.any()
+        assert most == [2]
+        kv.reconfigure(depth=128)
+        assert driver.device is inner
 
 
 # --- SIGHUP ---
@@ -354,4 +376,4 @@ def test_a_file_that_is_read_again_is_applied_and_told(
 def test_options_are_all_sorted_out() -> None:
     """A new option is one or the other on purpose: see `changes.LIVE`."""
     names = set(Options.__dataclass_fields__)
-    assert len(names) == 25, "sort the new one out, in `changes.LIVE` and `Runtime.reconfigure`"
+    assert len(names) == 26, "sort the new one out, in `changes.LIVE` and `Runtime.reconfigure`"

@@ -7,6 +7,7 @@ import json
 import logging
 import re
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -228,3 +229,12 @@ def test_the_dashboard_asks_for_what_there_is(tmp_path: Path) -> None:
     assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
     helps = [family.documentation for family in families if family.name.startswith("prefetchd")]
     assert all(text.endswith(".") for text in helps)
+
+
+def test_a_daemon_without_http_imports_nothing_of_it() -> None:
+    code = "import sys, prefetchd.cli, prefetchd.sidecar.serve_command; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert "prefetchd.sidecar.http" in loaded
+    costly = {"uvicorn", "starlette", "prometheus_client", "plotly", "prefetchd.bench.report"}
+    assert not costly & loaded

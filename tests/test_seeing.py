@@ -196,16 +196,18 @@ def test_waits_are_counted_by_layer_and_bucket() -> None:
         all_pages.append(pages)
         all_ns.append(waits_ns)
     # Given up while it waited: that says nothing of how long a page takes.
-    given_up = Ready(999, np.array([-1, -1]), NO_CODES, np.array([0, 5]))
-    waits.add(np.array([0, 3]), given_up)
+    gone = np.array([-1, -1])
+    waits.add(np.array([0, 3]), Ready(998, gone, NO_CODES, np.array([0, 5])))
+    waits.add(np.array([0, 3]), Ready(999, gone, NO_CODES, np.array([0, 0])))
     pages, ns = np.concatenate([*all_pages, [3]]), np.concatenate([*all_ns, [5]])
-    told = waits.picture()
-    edges = [-1, *BOUNDS_NS.tolist(), 2**62]
+    told = waits.snapshot()()
+    edges = [0, *BOUNDS_NS.tolist(), 2**62]
     for layer in range(layers):
         mine = ns[pages % layers == layer]
         expected = [int(((mine > low) & (mine <= high)).sum()) for low, high in pairwise(edges)]
         assert told.counts[layer] == expected
         assert told.sums_ns[layer] == mine.sum()
+    assert told.here == np.count_nonzero(ns == 0)
     assert sum(told.totals()) == len(pages)
 
 

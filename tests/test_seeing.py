@@ -101,9 +101,13 @@ def test_the_figures_are_those_of_what_was_done(tmp_path: Path) -> None:
         assert told["prefetchd_staging_pinned_bytes",] == 3 * kv.slot_bytes
         assert told["prefetchd_path_health", "reading", "memory", "healthy"] == 1
         held.release()
+        kv.lookup(keys(1))  # which carries the release
         json_told = look.told("/figures.json")[1]["namespaces"][0]
         assert json_told["stats"]["outcomes"] == stats.outcomes
         assert sum(map(sum, json_told["stats"]["waits"]["counts"][1:])) == 0, "of layer 0 only"
+        kv.close()
+        look.served.until(lambda: not look.served.server.connections)
+        assert look.samples()["prefetchd_staging_pinned_bytes",] == 0
 
 
 def test_ready_once_everything_is_open_and_proved(tmp_path: Path) -> None:

@@ -79,9 +79,9 @@ class Options:
     "all", or "second-touch": only what is put for the second time is written. `evict_blocks`: a
     full store forgets what was not used for longest; if not, it refuses new blocks. `scan`: read
     all headers when opening, whatever the journal says. `arena`: where staging and write buffers
-    are made (None: anonymous memory). `key_file`: of an encrypted store, made with it. `drain`: paths
-    of the store that take no new blocks; what they hold is moved to the others. Raises ValueError
-    for numbers that make no sense.
+    are made (None: anonymous memory). `key_file`: of an encrypted store, made with it. `drain`:
+    paths of the store that take no new blocks; what they hold is moved to the others. Raises
+    ValueError for numbers that make no sense.
     """
 
     namespace: str = "default"

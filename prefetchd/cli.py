@@ -21,67 +21,17 @@ import typer
 from rich.console import Console
 
 from prefetchd import __version__
-from prefetchd.bench.commands import bench_app
-from prefetchd.bench.decode import WrongBytes
-from prefetchd.bench.replay import ReplayError
-from prefetchd.bench.replay_command import replay_app
-from prefetchd.bench.report import ReportError
-from prefetchd.bench.ring import BenchError
-from prefetchd.device import DeviceError
-from prefetchd.engine import EngineError
-from prefetchd.gpu import GpuError
-from prefetchd.guarded import PredictorError, Terminated
-from prefetchd.hostinfo import errno_name
-from prefetchd.lab.record_command import record
-from prefetchd.lab.score_command import score_command
-from prefetchd.lab.score_workers import WorkersError
-from prefetchd.lab.simulate_command import simulate_app
-from prefetchd.lab.simulate_events_command import events as simulate_events
-from prefetchd.lab.simulate_restore_command import restore as simulate_restore
-from prefetchd.lab.trace_command import trace_app
-from prefetchd.lab.trace_format import TraceError
-from prefetchd.layout import LayoutError
-from prefetchd.layout_command import show_layout
-from prefetchd.predictor_command import predictor_app
-from prefetchd.registry import RegistryError, plugin_fault
-from prefetchd.sidecar.place import PlaceError
-from prefetchd.sidecar.serve_command import config_app, serve
-from prefetchd.sidecar.top_command import top
-from prefetchd.store import StoreError
-from prefetchd.store_command import store_app
+from prefetchd.commands import Commands
+from prefetchd.guarded import Terminated
 
 app = typer.Typer(
+    cls=Commands,
     help="A predictive staging engine for KV caches on NVMe.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(replay_app, name="replay")
-simulate_app.command("restore")(simulate_restore)
-simulate_app.command("events")(simulate_events)
-app.add_typer(simulate_app, name="simulate")
-app.command("score")(score_command)
-app.add_typer(bench_app, name="bench")
-app.add_typer(store_app, name="store")
-trace_app.command("record")(record)
-app.add_typer(trace_app, name="trace")
-app.add_typer(predictor_app, name="predictor")
-app.add_typer(config_app, name="config")
-app.command("layout")(show_layout)
-app.command("serve")(serve)
-app.command("top")(top)
-
 _USAGE = 2  # click's own code, for what it cannot parse
-_BAD_INPUT = (
-    ReplayError,
-    TraceError,
-    LayoutError,
-    RegistryError,
-    PredictorError,
-    ReportError,
-    ValueError,
-)
-_CANNOT = (StoreError, DeviceError, GpuError, EngineError, BenchError, WorkersError, PlaceError)
 
 
 @app.callback(invoke_without_command=True)
@@ -118,7 +68,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             _tell_machine(words, "the command line is not understood; stderr says why", _USAGE)
         raise
     except Exception as error:
-        code, why = _judged(error)
+        from prefetchd.exits import judged
+
+        code, why = judged(error)
         if code is None:
             raise  # a fault of ours: whoever reports it needs to see where it arose
         _complain(why)
@@ -142,26 +94,10 @@ def _json_on_stdout(words: Sequence[str]) -> bool:
         return True
     command: object = typer.main.get_command(app)
     for word in words:
-        command = getattr(command, "commands", {}).get(word, command)
+        find = getattr(command, "get_command", lambda _, name: None)
+        command = find(None, word) or command
     options = getattr(command, "params", [])
     return any("--json" in one.opts and getattr(one, "is_flag", False) for one in options)
-
-
-def _judged(error: Exception) -> tuple[int | None, object]:
-    """The exit code, or None for what nobody foresaw, and what to say."""
-    if isinstance(error, WrongBytes):
-        return 4, error
-    cause = error.__cause__ if isinstance(error, EngineError) and error.__cause__ else error
-    if fault := plugin_fault(cause):
-        return 2, fault
-    if isinstance(error, _CANNOT):
-        return 3, error
-    if isinstance(error, _BAD_INPUT):
-        return 2, error
-    if isinstance(error, OSError) and error.errno:
-        where = f"{error.filename}: " if error.filename else ""
-        return 3, f"{where}{errno_name(error.errno)}"
-    return None, error
 
 
 if __name__ == "__main__":

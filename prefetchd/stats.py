@@ -16,6 +16,7 @@ from prefetchd.puts import Puts
 from prefetchd.waits import WaitCounts, Waits
 
 _NO_SAMPLES = np.empty(0, np.int64)
+_NO_WAITS = WaitCounts([], 0, [], [])
 
 
 class StoreWrites(msgspec.Struct, frozen=True):
@@ -126,19 +127,19 @@ def _store_writes(parts: Parts, puts: Puts, blocks_open: int) -> StoreWrites:
 def take_stats(parts: Parts, engine: Engine, puts: Puts, blocks_open: int, waits: Waits) -> Stats:
     """What takes long to count is counted without the engine's lock: nobody is to wait for it."""
     with engine.lock:
-        stats = _counters(parts, engine, puts, blocks_open, waits.picture())
+        stats = _counters(parts, engine, puts, blocks_open)
+        waited = waits.snapshot()
     staging = parts.core.staging
     return replace(
         stats,
         slots_used=int(np.count_nonzero(staging.page_of >= 0)),
         slots_pinned=int(np.count_nonzero(staging.pins)),
+        waits=waited(),
         decision_ns=engine.decision_ns.values(),
     )
 
 
-def _counters(
-    parts: Parts, engine: Engine, puts: Puts, blocks_open: int, waits: WaitCounts
-) -> Stats:
+def _counters(parts: Parts, engine: Engine, puts: Puts, blocks_open: int) -> Stats:
     core, driver = parts.core, parts.driver
     counters, staging = core.counters, core.staging
     base_ns, service_ns = core.planner.device_times_ns()
@@ -170,7 +171,7 @@ def _counters(
         bytes_read=driver.bytes_read,
         bytes_written=driver.writer.commit.written.total,
         store_writes=_store_writes(parts, puts, blocks_open),
-        waits=waits,
+        waits=_NO_WAITS,
         ops_in_flight=parts.device.in_flight,
         ops_queued=sum(len(ops) for queue in driver.waiting for ops in queue),
         achieved_depth=driver.depth.mean,

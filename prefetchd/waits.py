@@ -1,11 +1,12 @@
 """How long demanded pages were waited for: a histogram a layer, with buckets that never change.
 
-Decides the buckets. Refuses to know who asks and what is shown. Answers are put aside as they come
-and counted some at a time, so that a demand pays for an append.
+Decides the buckets. Refuses to know who asks and what is shown. Of pages that were here only the
+number is kept; answers that were waited for are put aside as they come and counted some at a time.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -18,22 +19,24 @@ BOUNDS_NS: NDArray[np.int64] = np.array(
     [1_000, *(step * 10**power for power in range(4, 10) for step in (1, 2, 5)), 10**10], np.int64
 )
 """A wait belongs to the first bound that is not below it, or behind the last one. No read takes a
-microsecond, so the first bucket holds the pages that were here."""
+microsecond: the first bound is where pages that were here are shown."""
 
 _PENDING_MAX = 64
 
 
 class WaitCounts(msgspec.Struct, frozen=True):
-    """`counts`: of pages, layer by layer, one a bucket; the last has no bound. `sums_ns`: of all
-    waits, layer by layer."""
+    """`here`: pages that were not waited for. `counts`: of the others, layer by layer, one a
+    bucket; the last has no bound. `sums_ns`: of all waits, layer by layer."""
 
     bounds_ns: list[int]
+    here: int
     counts: list[list[int]]
     sums_ns: list[int]
 
     def totals(self) -> list[int]:
-        """Pages a bucket, over all layers."""
-        return [sum(column) for column in zip(*self.counts, strict=True)]
+        """Pages a bucket, over all layers, those that were here in the first."""
+        first, *rest = (sum(column) for column in zip(*self.counts, strict=True))
+        return [self.here + first, *rest]
 
 
 class Waits:
@@ -42,15 +45,19 @@ class Waits:
     def __init__(self, layers: int) -> None:
         self._layers = layers
         self._buckets = len(BOUNDS_NS) + 1
+        self._here = 0
         self._counts = np.zeros(layers * self._buckets, np.int64)
         self._sums_ns = np.zeros(layers, np.int64)
         self._pending: list[tuple[Ids, Ready]] = []
 
     def add(self, pages: Ids, ready: Ready) -> None:
         """The answer to a demand for these pages."""
-        self._pending.append((pages, ready))
-        if len(self._pending) >= _PENDING_MAX:
-            self._fold()
+        if np.count_nonzero(ready.waits_ns):
+            self._pending.append((pages, ready))
+            if len(self._pending) >= _PENDING_MAX:
+                self._fold()
+        elif len(pages) and ready.slots[0] >= 0:  # else it was given up while it waited
+            self._here += len(pages)
 
     def _fold(self) -> None:
         pending, self._pending = self._pending, []
@@ -59,15 +66,20 @@ class Waits:
         pages = np.concatenate([pages for pages, _ in pending])
         waits_ns = np.concatenate([ready.waits_ns for _, ready in pending])
         slots = np.concatenate([ready.slots for _, ready in pending])
-        # Whoever gave up a demand that still waited has not waited for anything to its end.
-        ended = (slots >= 0) | (waits_ns > 0)
-        pages, waits_ns = pages[ended], waits_ns[ended]
+        self._here += int(np.count_nonzero((waits_ns == 0) & (slots >= 0)))
+        pages, waits_ns = pages[waits_ns > 0], waits_ns[waits_ns > 0]
         layers = pages % self._layers
         places = layers * self._buckets + np.searchsorted(BOUNDS_NS, waits_ns)
         self._counts += np.bincount(places, minlength=len(self._counts))
         np.add.at(self._sums_ns, layers, waits_ns)
 
-    def picture(self) -> WaitCounts:
+    def snapshot(self) -> Callable[[], WaitCounts]:
+        """As it is now; to be told at leisure, by any thread."""
         self._fold()
-        rows: Any = self._counts.reshape(self._layers, -1).tolist()
-        return WaitCounts(BOUNDS_NS.tolist(), rows, self._sums_ns.tolist())
+        here, counts, sums_ns = self._here, self._counts.copy(), self._sums_ns.copy()
+
+        def told() -> WaitCounts:
+            rows: Any = counts.reshape(self._layers, -1).tolist()
+            return WaitCounts(BOUNDS_NS.tolist(), here, rows, sums_ns.tolist())
+
+        return told

@@ -6,8 +6,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from prefetchd import PageHint
+from prefetchd import PageHint, connect
 from prefetchd.lab.event_log import Known, read_log
 from prefetchd.model import Demanded, IoClass, Read
 from prefetchd.sidecar import recording
@@ -155,10 +153,8 @@ def test_a_daemon_tells_all_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[
     arguments = ["--store", str(tmp_path / "stores"), "--http", f"unix:{tmp_path}/http.sock"]
     arguments += ["--log-format", "json", "--event-log", str(tmp_path / "events")]
     with Process(tmp_path, *arguments) as process:
-        program = "import prefetchd; from tests.runtime_bench import *\n"
-        program += f"kv = prefetchd.connect({process.address!r}, layout=layout(), blocks=BLOCKS)\n"
-        program += "kv.put(keys(2), content(2)).wait(); kv.close()"
-        assert run_in(program) == ""
+        with connect(process.address, layout=layout(), blocks=BLOCKS) as kv:
+            kv.put(keys(2), content(2)).wait()
         shown = run_here(
             capsys, "top", "--http", f"unix:{tmp_path}/http.sock", "--once", "--every", "0.01"
         )
@@ -169,10 +165,3 @@ def test_a_daemon_tells_all_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert any("has gone" in line["event"] for line in lines)
     log = str(tmp_path / "events" / "default.events")
     assert run_here(capsys, "simulate", "events", log, "--json").code == 0
-
-
-def run_in(program: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
-    )
-    return done.stderr

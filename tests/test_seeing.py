@@ -7,6 +7,7 @@ import json
 import logging
 import re
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -100,9 +101,13 @@ def test_the_figures_are_those_of_what_was_done(tmp_path: Path) -> None:
         assert told["prefetchd_staging_pinned_bytes",] == 3 * kv.slot_bytes
         assert told["prefetchd_path_health", "reading", "memory", "healthy"] == 1
         held.release()
+        kv.lookup(keys(1))  # which carries the release
         json_told = look.told("/figures.json")[1]["namespaces"][0]
         assert json_told["stats"]["outcomes"] == stats.outcomes
         assert sum(map(sum, json_told["stats"]["waits"]["counts"][1:])) == 0, "of layer 0 only"
+        kv.close()
+        look.served.until(lambda: not look.served.server.connections)
+        assert look.samples()["prefetchd_staging_pinned_bytes",] == 0
 
 
 def test_ready_once_everything_is_open_and_proved(tmp_path: Path) -> None:
@@ -195,16 +200,18 @@ def test_waits_are_counted_by_layer_and_bucket() -> None:
         all_pages.append(pages)
         all_ns.append(waits_ns)
     # Given up while it waited: that says nothing of how long a page takes.
-    given_up = Ready(999, np.array([-1, -1]), NO_CODES, np.array([0, 5]))
-    waits.add(np.array([0, 3]), given_up)
+    gone = np.array([-1, -1])
+    waits.add(np.array([0, 3]), Ready(998, gone, NO_CODES, np.array([0, 5])))
+    waits.add(np.array([0, 3]), Ready(999, gone, NO_CODES, np.array([0, 0])))
     pages, ns = np.concatenate([*all_pages, [3]]), np.concatenate([*all_ns, [5]])
-    told = waits.picture()
-    edges = [-1, *BOUNDS_NS.tolist(), 2**62]
+    told = waits.snapshot()()
+    edges = [0, *BOUNDS_NS.tolist(), 2**62]
     for layer in range(layers):
         mine = ns[pages % layers == layer]
         expected = [int(((mine > low) & (mine <= high)).sum()) for low, high in pairwise(edges)]
         assert told.counts[layer] == expected
         assert told.sums_ns[layer] == mine.sum()
+    assert told.here == np.count_nonzero(ns == 0)
     assert sum(told.totals()) == len(pages)
 
 
@@ -228,3 +235,12 @@ def test_the_dashboard_asks_for_what_there_is(tmp_path: Path) -> None:
     assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
     helps = [family.documentation for family in families if family.name.startswith("prefetchd")]
     assert all(text.endswith(".") for text in helps)
+
+
+def test_a_daemon_without_http_imports_nothing_of_it() -> None:
+    code = "import sys, prefetchd.cli, prefetchd.sidecar.serve_command; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert "prefetchd.sidecar.http" in loaded
+    costly = {"uvicorn", "starlette", "prometheus_client", "plotly", "prefetchd.bench.report"}
+    assert not costly & loaded

@@ -245,7 +245,6 @@ class Session:
         try:
             for ticket in tickets:
                 ticket.release()
-            if tickets:
-                self._runtime.engine.handle(Idle())
+            self._runtime.engine.handle(Idle())  # also for what it released itself, just before
         except EngineError as error:
             log.info("namespace %s: %s", self.namespace.name, error)

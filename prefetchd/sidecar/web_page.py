@@ -30,17 +30,26 @@ HEADERS = {
 }
 
 
+def _plotly_script() -> Path:
+    """Found without importing plotly, which takes a second and 40 MB."""
+    found = find_spec("plotly")
+    if found is None or found.origin is None:
+        raise ImportError("plotly is not installed", name="plotly")
+    return Path(found.origin).parent / "package_data" / "plotly.min.js"
+
+
+_PLOTLY = _plotly_script()  # here, so that what is not installed is told when this is imported
+
+
 def page_routes() -> list[Route]:
-    """Raises ImportError where plotly is not installed."""
     colours = msgspec.json.encode(COLOURS).decode()
     page = (_FOLDER / "index.html").read_text().replace("@colours", colours)
     style = STYLE + (_FOLDER / "page.css").read_text()
     script = (_FOLDER / "page.js").read_text().replace("@painting", PAINTING)
-    plotly = _plotly_script()
 
     def chart_script(_: Request) -> Response:
         kept = {**HEADERS, "Cache-Control": "max-age=86400"}
-        return FileResponse(plotly, media_type="text/javascript", headers=kept)
+        return FileResponse(_PLOTLY, media_type="text/javascript", headers=kept)
 
     return [
         Route("/", _text(page, "text/html")),
@@ -48,14 +57,6 @@ def page_routes() -> list[Route]:
         Route("/page.js", _text(script, "text/javascript")),
         Route("/plotly.js", chart_script),
     ]
-
-
-def _plotly_script() -> Path:
-    """Found without importing plotly, which takes a second and 40 MB."""
-    found = find_spec("plotly")
-    if found is None or found.origin is None:
-        raise ImportError("plotly is not installed", name="plotly")
-    return Path(found.origin).parent / "package_data" / "plotly.min.js"
 
 
 def _text(text: str, media_type: str) -> Callable[[Request], Response]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import prefetchd
-from prefetchd import Options, recovery, uniform
+from prefetchd import Options, recovery, transfers, uniform
 from tests.runtime_bench import keys
 
 BLOCKS = 600
@@ -25,7 +25,7 @@ def test_headers_are_read_into_what_will_be_staging_and_not_left_there(
     ) as kv:
         assert not kv.put(keys(BLOCKS), pages).wait().failures
     batches: list[int] = []
-    transfer = recovery.transfer
+    transfer = transfers.transfer
 
     def counted(device: Any, ops: Any) -> Any:
         batches.append(len(ops))

@@ -22,6 +22,7 @@ from prefetchd.journal import Journal, Piece
 from prefetchd.model import Ids
 from prefetchd.pipeline import COMMIT_BIT, ByteCounts, FlushLimits, Job, Phase, Todo, Trouble
 from prefetchd.records import PUBLISH, REMOVE, encode_headers
+from prefetchd.stuck import Stuck
 
 ROWS = 64  # records of one commit
 GATHER_NS = 10_000_000  # how long a flush waits for payloads that are being written
@@ -55,7 +56,7 @@ class Commit:
         """What failed, for whoever counts it."""
         self.broken: set[int] = set()
         """Files (paths) on which nothing can be written; what is to be said there waits."""
-        self._stuck: list[int] = []  # removed, and that could not be said
+        self._stuck = Stuck()
         self._region = region
         self._start = start
         self._limits = limits
@@ -104,9 +105,7 @@ class Commit:
 
     def retry(self, file: int) -> None:
         """What could not be said on this file can be said now."""
-        stripes = self.catalog.superblock.stripes
-        self._removing += [block for block in self._stuck if block % stripes == file]
-        self._stuck = [block for block in self._stuck if block % stripes != file]
+        self._removing += self._stuck.take(file, self.catalog.superblock.stripes)
 
     # --- what to do next ---
 
@@ -168,12 +167,8 @@ class Commit:
         self._under.files = [*files.tolist(), 0]
         places = shape.extent_offsets(records["block"])
         size = shape.header_bytes
-        todo = [
-            (file, WRITE, offset, number * size, size)
-            for number, (file, offset) in enumerate(
-                zip(files.tolist(), places.tolist(), strict=True)
-            )
-        ]
+        pairs = enumerate(zip(files.tolist(), places.tolist(), strict=True))
+        todo = [(file, WRITE, offset, row * size, size) for row, (file, offset) in pairs]
         self._dirty.update(files.tolist())
         self.written.header += rows.size
         if self.journal.generation:
@@ -232,8 +227,11 @@ class Commit:
         rows = count + len(under.jobs)
         self._note("header", {row: what for row, what in under.wrong.items() if row < rows}, under)
         for number, block in enumerate(under.removals.tolist()):
-            # What cannot be said keeps its extent out of use.
-            (self._stuck if number in under.wrong else self._unsaid).append(block)
+            if number not in under.wrong:
+                self._stuck.forget(block)
+                self._unsaid.append(block)
+            elif self._stuck.again(block):
+                self._removing.append(block)
         for number, job in enumerate(under.jobs, count):
             if number not in under.wrong:
                 self._said.append(job)

@@ -43,6 +43,9 @@ def measure(workload: Workload, rounds: int, folder: Path) -> tuple[Tpots, Tpots
         for run in result.runs:
             assert not run.failures, run.failures
             tpots[run.name].append(run.tpot_ms)
+            if not run.control:
+                told = f"{run.hit_rate or 0:.2%} hit, {run.late_rate or 0:.2%} late"
+                print(f"  {run.name}: {told}, {run.miss_rate or 0:.2%} miss", flush=True)
 
     for number in range(rounds):
         for way in ("embedded", "served") if number % 2 == 0 else ("served", "embedded"):

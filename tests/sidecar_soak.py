@@ -29,7 +29,7 @@ from prefetchd.bench.crowd import together
 from prefetchd.bench.served import private_daemon
 from prefetchd.checking import Report, check
 from prefetchd.core import CoreLimits
-from prefetchd.device import Arena, File, StorageDevice
+from prefetchd.device import Arena, File, Ops, StorageDevice
 from prefetchd.devices.faulty import Faults, Faulty
 from prefetchd.store_making import create
 from prefetchd.store_opening import Opening
@@ -41,13 +41,19 @@ BLOCKS, KEYS, SLOTS = 512, 2048, 384
 FAULTS = Faults(
     seed=1, eio=0.004, enospc=0.004, short=0.004, flip=0.004, stall=0.002, stall_reaps=40
 )
-INJECTED = "injected.json"
+INJECTED, CALM = "injected.json", "calm"
 
 
 class Counted(Faulty):
-    """Tells at the end what it has done."""
+    """Tells at the end what it has done; goes right once there is a file `calm` beside it."""
 
     told: Path
+
+    def submit(self, ops: Ops) -> int:
+        if self._bounds[-1] and self.told.with_name(CALM).exists():
+            self._bounds[:] = 0
+            self.release_stalled()
+        return super().submit(ops)
 
     def close(self) -> None:
         super().close()
@@ -242,6 +248,7 @@ class Soak:
     descriptors_before: int
     descriptors_after: int
     pinned_after: int
+    extents_lost: int
     slots: int
     slots_usable: int
     injected: dict[str, int]
@@ -267,32 +274,35 @@ def soak(folder: Path, clients: int, steps: int, seconds: float, pause_s: float 
         descriptors = process.num_fds()
         load = Load(address, steps, seconds, pause_s)
         tallies = together(load, clients, watch.look)
+        (folder / CALM).touch()
         usable = usable_slots(kv)
         until(lambda: kv.stats().slots_pinned == 0)
         until(lambda: process.num_fds() == descriptors)
-        found = kv.stats().slots_pinned, process.num_fds()
+        until(lambda: extents_lost(kv) == 0)
+        pinned, left = kv.stats().slots_pinned, process.num_fds()
+        lost = extents_lost(kv)
     injected = json.loads(told.read_text())
     report = check(store, Opening())
-    return Soak(tallies, watch, descriptors, found[1], found[0], kv.slots, usable, injected, report)
+    return Soak(tallies, watch, descriptors, left, pinned, lost, kv.slots, usable, injected, report)
+
+
+def extents_lost(kv: Client) -> int:
+    """Extents that are in use, and by no block that can be found."""
+    stats = kv.stats()
+    return stats.store_writes.blocks_used - stats.blocks_visible
 
 
 def usable_slots(kv: Client) -> int:
-    """How many pages can be had at once, of as many as there are slots, in some tries: a try in
-    which the drive does not harm any. A slot whose read hangs is the drive's until it has ended,
-    so a few small demands come first, whose ends let it go on."""
+    """How many pages can be had at once, of as many as there are slots, once the drive goes right.
+    What hung until now is let go by the first demands."""
     stored = [found for number in range(KEYS) if len(found := kv.lookup([key(number)]))]
     blocks = np.unique(np.concatenate(stored))
     pages = np.concatenate([kv.pages(blocks, layer) for layer in range(LAYERS)])
-    random = np.random.default_rng(1)
-    most = 0
-    for _ in range(10):
-        for _ in range(2 * FAULTS.stall_reaps):
-            kv.demand(random.choice(pages, 4, replace=False)).wait().release()
-        with kv.demand(pages[: kv.slots]) as ticket:
-            most = max(most, int(np.count_nonzero(~ticket.missing)))
-        if most == kv.slots:
-            break
-    return most
+    assert len(pages) >= 2 * kv.slots
+    for first in range(0, len(pages) - kv.slots, kv.slots // 4):
+        kv.demand(pages[first : first + kv.slots // 4]).wait().release()
+    with kv.demand(pages[-kv.slots :]) as ticket:
+        return int(np.count_nonzero(~ticket.missing))
 
 
 def until(true: Callable[[], bool], seconds: float = 20.0) -> None:
@@ -319,6 +329,7 @@ def tell(found: Soak) -> None:
         print(f"  {count} puts failed: {words}")
     print(f"injected: {found.injected}")
     print(f"slots: {found.pinned_after} held, {found.slots_usable} of {found.slots} usable at once")
+    print(f"extents lost: {found.extents_lost}")
     print(f"descriptors: {found.descriptors_before} before, {found.descriptors_after} after")
     quarters = found.watch.quarters()
     grown = quarters[-1] / quarters[0] - 1 if quarters else 0.0

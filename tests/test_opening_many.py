@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 import prefetchd
-from prefetchd import Options, recovery, uniform
-from prefetchd.transfers import transfer
+from prefetchd import Options, recovery, transfers, uniform
 from tests.runtime_bench import keys
 
 BLOCKS = 600
@@ -26,6 +25,7 @@ def test_headers_are_read_into_what_will_be_staging_and_not_left_there(
     ) as kv:
         assert not kv.put(keys(BLOCKS), pages).wait().failures
     batches: list[int] = []
+    transfer = transfers.transfer
 
     def counted(device: Any, ops: Any) -> Any:
         batches.append(len(ops))

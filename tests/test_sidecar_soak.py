@@ -16,6 +16,7 @@ def test_clients_of_a_drive_that_goes_wrong_get_right_bytes_or_none(tmp_path: Pa
     assert sum(tally.pages - tally.missing for tally in tallies) > 0
     assert sum(tally.put for tally in tallies) > 0
     assert found.pinned_after == 0
+    assert found.extents_lost == 0
     assert found.slots_usable == found.slots
     assert found.descriptors_after == found.descriptors_before
     assert found.injected["eio"] > 0

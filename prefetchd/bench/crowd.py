@@ -6,6 +6,7 @@ Refuses to know what they do.
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
@@ -30,6 +31,11 @@ class Work(Protocol[T_co]):
         """`begin` returns once every process has called it."""
 
 
+def log_level() -> int:
+    """For processes that begin anew: what is told here is told there."""
+    return logging.getLogger("prefetchd").getEffectiveLevel()
+
+
 class _HeldUpError(ReplayError):
     """Of a process that is well, but another one is not."""
 
@@ -44,7 +50,9 @@ def together(work: Work[T], count: int, progress: Callable[[int], None]) -> list
     try:
         for number in range(count):
             ours, theirs = context.Pipe(duplex=False)
-            process = context.Process(target=_run, args=(work, number, barrier, theirs))
+            process = context.Process(
+                target=_run, args=(work, number, barrier, theirs, log_level())
+            )
             process.start()
             theirs.close()  # so that its end is heard
             crowd.append((process, ours))
@@ -60,7 +68,9 @@ def together(work: Work[T], count: int, progress: Callable[[int], None]) -> list
             connection.close()
 
 
-def _run(work: Work[T], number: int, barrier: Barrier, out: Connection) -> None:
+def _run(work: Work[T], number: int, barrier: Barrier, out: Connection, level: int) -> None:
+    logging.basicConfig(level=level)
+
     def begin() -> None:
         try:
             barrier.wait(_START_TIMEOUT_S)

@@ -6,6 +6,7 @@ is replayed.
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import signal
@@ -19,6 +20,7 @@ from pathlib import Path
 import psutil
 
 from prefetchd.assembly import Options
+from prefetchd.bench.crowd import log_level
 from prefetchd.bench.emulation import Emulation
 from prefetchd.bench.runs import ReplayError
 from prefetchd.runtime import Runtime
@@ -68,7 +70,7 @@ def private_daemon(store: Path, options: Options, notes: list[str]) -> Iterator[
     with tempfile.TemporaryDirectory(prefix="prefetchd-") as folder:
         path = Path(folder) / "s.sock"
         ours, theirs = context.Pipe(duplex=False)
-        daemon = context.Process(target=_serve, args=(path, store, options, theirs))
+        daemon = context.Process(target=_serve, args=(path, store, options, theirs, log_level()))
         daemon.start()
         theirs.close()
         try:
@@ -97,8 +99,9 @@ def _hear(ours: Connection, otherwise: str) -> list[str]:
     return list(told)
 
 
-def _serve(path: Path, store: Path, options: Options, out: Connection) -> None:
+def _serve(path: Path, store: Path, options: Options, out: Connection, level: int) -> None:
     """In the daemon's process: notes are sent when it is ready, and when it has ended well."""
+    logging.basicConfig(level=level)
     emulation = options.device if isinstance(options.device, Emulation) else None
     try:
         namespaces = Namespaces({PRIVATE: NamespaceSettings(store)}, os.geteuid())

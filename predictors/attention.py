@@ -14,7 +14,8 @@ from typing import ClassVar
 import numpy as np
 
 from prefetchd.hints import HintOdds
-from prefetchd.history import UseHistory, one_turn, turns_of
+from prefetchd.history import UseHistory
+from prefetchd.layer_turns import one_turn, turns_of
 from prefetchd.model import Access, Feedback, Geometry, Ids, PageHint, Scores, Verdict
 from prefetchd.predictor import Guess, Predictor
 

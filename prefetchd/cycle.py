@@ -17,7 +17,9 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from prefetchd.history import PLAIN_RANK, Turns, UseHistory, one_turn, turns_of
+from prefetchd.aside import Aside
+from prefetchd.history import PLAIN_RANK, UseHistory
+from prefetchd.layer_turns import Turns, one_turn, turns_of
 from prefetchd.lru import Lru
 from prefetchd.model import NO_IDS, Codes, Geometry, Ids, Mask, Scores, Slots
 from prefetchd.policy import SAMPLE_SPARE, SAMPLED, Eviction, smallest
@@ -35,6 +37,10 @@ LOSS_SHARE = 0.25
 DEMANDED, PREFETCHED = 1, 2
 """Why a page came, until it has been looked at."""
 NO_SCORES: Scores = np.empty(0, np.float32)
+ABOVE_VICTIMS = 2.0
+"""What is not reckoned at each turn has so many times the chance of the likeliest victim."""
+ASIDE_SLOTS = 4096
+"""With fewer slots all are reckoned: victims are too many of them to be told by a sample."""
 FEW_LAYERS = 8
 """So many are sought one by one in less time than all together."""
 
@@ -49,6 +55,7 @@ class Cycle(Eviction):
         layers = geometry.layers
         self.history: UseHistory = UseHistory(geometry)
         self._recency = Lru(slots, geometry) if layers == 1 else None
+        self.by_touch = layers == 1
         # Where the page here is, as the history keeps it; the page itself while it is new.
         places = layers * self.history.columns
         self._place = np.zeros(slots, np.int32 if places < 2**30 else np.int64)
@@ -60,6 +67,12 @@ class Cycle(Eviction):
         self._came: list[Slots] = []  # where they are, and where some were
         self._chance = np.zeros(slots, np.float32)
         self._stale = np.zeros(layers, np.bool_)  # layers whose chances are to be reckoned
+        # Where the page's own past keeps its chance above `_above` for some turns, whatever comes,
+        # it is no victim, and not reckoned before then: `layers` stands there, as in empty slots.
+        self._looked_at = self._layer if slots < ASIDE_SLOTS else self._layer.copy()
+        self._aside = Aside(layers)
+        self._above = 1.0
+        self._turns = 0
         self._promises = Promises(layers, places)
         # In the latest turn of its layer, in 255ths; of pages that it did not demand, whatever.
         self._rank = np.zeros(places, np.uint8)
@@ -77,6 +90,7 @@ class Cycle(Eviction):
             layer, blocks = one
             places, begun = self.history.demanded_one(layer, blocks)
             if begun:
+                self._turns += 1
                 self._promises.turned(layer)
             self._stale[layer] = True
             self._rank[places] = PLAIN_RANK if scores is None else rank_shares(scores)
@@ -84,6 +98,7 @@ class Cycle(Eviction):
         for turns, mine in turns_of(pages, self.geometry):
             begun = turns.layers[self.history.going_on(turns) :].tolist()
             places = self.history.demanded(turns)
+            self._turns += len(begun)
             for layer in begun:
                 self._promises.turned(layer)
             self._stale[turns.layers] = True
@@ -109,6 +124,7 @@ class Cycle(Eviction):
         layers, places = self.history.locate(self._place[slots].astype(np.int64))
         self._place[slots] = places
         self._layer[slots] = layers
+        self._looked_at[slots] = layers
         self._stale[layers] = True
         # A page that came for a demand is wanted until the demand has been shown, and one that was
         # prefetched until its turn; but a guess was told with the demands that settled it.
@@ -135,7 +151,7 @@ class Cycle(Eviction):
             self._recency.rests(slots)
 
     def removed(self, slots: Slots, pages: Ids) -> None:
-        self._layer[slots] = self.geometry.layers
+        self._layer[slots] = self._looked_at[slots] = self.geometry.layers
         self._new[slots] = 0
         if self._recency:
             self._recency.removed(slots, pages)
@@ -158,28 +174,34 @@ class Cycle(Eviction):
         if count <= 0:
             return NO_IDS
         self._reckon()
-        near, worth = self._near(count, allowed)
+        near, worth, most = self._near(count, allowed)
         if len(near) < count:
             near = np.flatnonzero(allowed)
             worth = self._discounted(near)
+        elif most > self._above:
+            self._look_at_all()
+        elif most < self._above / ABOVE_VICTIMS**2:
+            self._above = ABOVE_VICTIMS * most
         return near[smallest(worth, count)]
 
-    def _near(self, count: int, allowed: Mask) -> tuple[Slots, Scores]:
-        """The allowed slots of least worth, some times as many as wanted, and their worth: so that
-        few are looked at closely. Too few of them if they cannot be told from the others."""
+    def _near(self, count: int, allowed: Mask) -> tuple[Slots, Scores, float]:
+        """The allowed slots of least worth, some times as many as wanted, their worth, and the
+        chance above which none is among them: so that few are looked at closely. Too few of them
+        if they cannot be told from the others."""
         sample = np.arange(0, self.slots, SAMPLED)
         sample = sample[allowed[::SAMPLED]]
         rank = 2 * count // SAMPLED + SAMPLE_SPARE
         if rank >= len(sample):
-            return NO_IDS, NO_SCORES
+            return NO_IDS, NO_SCORES, 0.0
         most = np.partition(self._discounted(sample), rank)[rank]
         # No discount is less than the least, so what is worth no more is among these.
-        mine = self._chance <= most / self._discount_least * np.float32(1.00001)
+        chance = most / self._discount_least * np.float32(1.00001)
+        mine = self._chance <= chance
         mine &= allowed
         near = np.flatnonzero(mine)
         worth = self._discounted(near)
         low = worth <= most
-        return near[low], worth[low]
+        return near[low], worth[low], float(chance)
 
     def worth(self, slots: Slots) -> Scores:
         if self._recency:
@@ -191,13 +213,21 @@ class Cycle(Eviction):
         worth: Scores = self._chance[slots] * discount[self._layer[slots]]
         return worth
 
+    def _look_at_all(self) -> None:
+        """What victims are worth has risen: who was sure to be none need not be so any more."""
+        self._looked_at[:] = self._layer
+        self._above = 1.0
+
     def _reckon(self) -> None:
-        """Bring the chances of all pages here up to date: not before somebody asks for victims."""
+        """Bring the chances of all pages here that may be victims up to date: not before somebody
+        asks for any."""
         self._take_in()
         stale = np.flatnonzero(self._stale)
         if len(stale) == 0:
             return
         self._stale[stale] = False
+        back = self._aside.back(self._turns)
+        self._looked_at[back] = self._layer[back]
         slots = np.flatnonzero(self._in_any(stale.tolist()))
         layers: Ids | int = int(stale[0])
         if len(stale) > 1:
@@ -205,23 +235,27 @@ class Cycle(Eviction):
         places = self._place[slots].astype(np.int64)
         ranks = self._rank.take(places)
         if self._promises.none:
-            self._chance[slots] = self.history.chance(layers, places, ranks)
-            return
-        promised, foretold = self._promises.of(layers, places)
-        more = np.sqrt(foretold, out=foretold)
-        more *= np.float32(FORETOLD_WEIGHT)
-        chance = self.history.chance(layers, places, ranks, more)
-        self._chance[slots] = np.maximum(chance, promised, out=chance)
+            chance, lasting = self.history.outlook(layers, places, ranks)
+        else:
+            promised, foretold = self._promises.of(layers, places)
+            more = np.sqrt(foretold, out=foretold)
+            more *= np.float32(FORETOLD_WEIGHT)
+            chance, lasting = self.history.outlook(layers, places, ranks, more)
+            np.maximum(chance, promised, out=chance)
+        self._chance[slots] = chance
+        if self._looked_at is not self._layer and self._above < 1.0:
+            for aside in self._aside.put(slots, lasting, self._above, self._turns):
+                self._looked_at[aside] = self.geometry.layers
 
     def _in_any(self, layers: list[int]) -> Mask:
-        """Slots whose pages are of these layers."""
+        """Slots to be looked at whose pages are of these layers."""
         if len(layers) > FEW_LAYERS:
             some = np.zeros(self.geometry.layers + 1, np.bool_)
             some[layers] = True
-            return some.take(self._layer)
-        mine: Mask = self._layer == layers[0]
+            return some.take(self._looked_at)
+        mine: Mask = self._looked_at == layers[0]
         for layer in layers[1:]:
-            mine |= self._layer == layer
+            mine |= self._looked_at == layer
         return mine
 
 

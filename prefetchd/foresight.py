@@ -216,7 +216,8 @@ def _chances(values: Scores) -> bool:
 
 def _below(ids: Ids, end: int) -> Mask | None:
     """Which ids there are; None: all, as nearly always."""
-    if len(ids) == 0 or np.maximum.reduce(ids.view(np.uint64)) < end:  # a negative id is a huge one, seen so
+    # A negative id is a huge one, seen so.
+    if len(ids) == 0 or np.maximum.reduce(ids.view(np.uint64)) < end:
         return None
     real: Mask = (ids >= 0) & (ids < end)
     return real

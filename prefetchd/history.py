@@ -14,17 +14,17 @@ hints makes them, has a plain way of its own, which leaves the same behind.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
-from prefetchd.model import Codes, Geometry, Ids, Mask, Scores
+from prefetchd.layer_turns import Turns
+from prefetchd.model import Codes, Geometry, Ids, Scores
 from prefetchd.odds import logistic
 
 HALF_LIVES = (1.0, 4.0, 32.0)
 """Turns of a page's layer after which a use counts half."""
+LASTING = 2 * HALF_LIVES[1]
+"""Turns after which the root of all but the shortest average halves, at the soonest."""
 HEAT_LAYERS = 5.0
 """Layers after which a block's use counts 1/e: neighbouring layers look at the same text."""
 
@@ -48,65 +48,6 @@ _UNIT_MIN = 1e-6
 _NEAR = np.array([[-1], [0], [1]])
 _WHOLE = np.float32(65535.0)
 """What stands for 1 in an average's root: 16 bits, of which rounding takes less than 1e-5."""
-
-
-@dataclass(frozen=True, slots=True)
-class Turns:
-    """Demands of one layer each, one after the other, no layer twice.
-
-    `blocks` (int64) of all pages demanded, and `which` (int64): the number of the turn that each
-    belongs to, never falling. One entry a turn (int64): `layers`, and where its pages start in
-    `blocks` and how many they are.
-    """
-
-    blocks: Ids
-    which: Ids
-    layers: Ids
-    starts: Ids
-    counts: Ids
-
-    def __len__(self) -> int:
-        return len(self.layers)
-
-    def each(self) -> Iterator[tuple[int, Ids]]:
-        """Layer and blocks of one turn after the other."""
-        starts = self.starts.tolist()
-        ends = [*starts[1:], len(self.blocks)]
-        for layer, start, end in zip(self.layers.tolist(), starts, ends, strict=True):
-            yield layer, self.blocks[start:end]
-
-
-def turns_of(pages: Ids, geometry: Geometry) -> list[tuple[Turns, Mask | slice]]:
-    """All of `pages` as turns in the order given, and which of the pages these are.
-
-    One entry, or none, unless a layer comes in pieces: then one a layer, in rising order.
-    """
-    if len(pages) == 0:
-        return []
-    blocks = geometry.block_of(pages)
-    of_page = pages - blocks * geometry.layers
-    (changes,) = (of_page[1:] != of_page[:-1]).nonzero()
-    starts = np.zeros(len(changes) + 1, np.int64)
-    starts[1:] = changes + 1
-    layers = of_page[starts]
-    if len(set(layers.tolist())) == len(layers):
-        counts = np.empty_like(starts)
-        counts[:-1], counts[-1] = starts[1:], len(pages)
-        counts -= starts
-        which = np.arange(len(starts)).repeat(counts)
-        return [(Turns(blocks, which, layers, starts, counts), slice(None))]
-    pieces = [of_page == layer for layer in np.unique(layers)]
-    return [(turns, mine) for mine in pieces for turns, _ in turns_of(pages[mine], geometry)]
-
-
-def one_turn(pages: Ids, geometry: Geometry) -> tuple[int, Ids] | None:
-    """Layer and blocks of `pages`, if these are of one layer and there are any."""
-    if len(pages) == 0:
-        return None
-    blocks = pages // geometry.layers
-    of_page = pages - blocks * geometry.layers
-    layer = int(of_page[0])
-    return (layer, blocks) if (of_page == layer).all() else None
 
 
 class UseHistory:
@@ -271,21 +212,29 @@ class UseHistory:
         `ranks` (uint8): of pages demanded in their layer's latest turn, the share of the turn's
         that scored lower, in 255ths, else not looked at. `more`: log odds of what else is known.
         """
-        odds, age = self._weigh(layers, places)
+        return self.outlook(layers, places, ranks, more)[0]
+
+    def outlook(
+        self, layers: Ids | int, places: Ids, ranks: Codes, more: Scores | None = None
+    ) -> tuple[Scores, Scores]:
+        """The same, and what of its log odds lasts: the part that halves in `LASTING` turns at the
+        soonest, whatever comes, while the rest is `BIAS` and nothing negative."""
+        odds, lasting, age = self._weigh(layers, places)
         gained = ranks * np.float32(RANK_WEIGHT / 255)
         gained *= age == 0
         odds += gained
         if more is not None:
             odds += more
-        return logistic(odds)
+        return logistic(odds), lasting
 
-    def _weigh(self, layers: Ids | int, places: Ids) -> tuple[Scores, NDArray[np.uint16]]:
-        """The log odds of these pages, and their ages."""
+    def _weigh(self, layers: Ids | int, places: Ids) -> tuple[Scores, Scores, NDArray[np.uint16]]:
+        """The log odds of these pages, what of it lasts, and their ages."""
         words = self._words.take(places + _NEAR)
         rows = words.view(np.uint16).reshape(3, len(places), 4)
         age = np.minimum(self._now[layers] - rows[:, :, 3], _FADED)
         terms = self._odds.take(age[1], 0)
         terms *= rows[1]
+        lasting: Scores = terms[:, 1] + terms[:, 2]
         odds: Scores = terms[:, 0] + terms[:, 1]
         odds += terms[:, 2]
         near = self._left_middle.take(age[::2])
@@ -297,4 +246,4 @@ class UseHistory:
         heat *= np.float32(HEAT_WEIGHT * self._heat_unit)
         odds += heat
         odds += np.float32(BIAS)
-        return odds, age[1]
+        return odds, lasting, age[1]

@@ -133,9 +133,11 @@ class Observer:
         pages = _joined([access.pages for access in batch.accesses])
         given = [access.scores for access in batch.accesses if access.scores is not None]
         scores = _joined(given) if given else None
-        slots = _joined(batch.slots)
         staging.eviction.demanded(pages, scores)
         staging.tell()
+        if not staging.eviction.by_touch:
+            return
+        slots = _joined(batch.slots)
         here = (staging.page_of[np.maximum(slots, 0)] == pages) & (slots >= 0)
         if not every(here):
             slots, pages = slots[here], pages[here]

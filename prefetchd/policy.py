@@ -31,6 +31,8 @@ class Eviction:
     """
 
     name: ClassVar[str] = ""
+    by_touch: bool = True
+    """Whether `touched` tells it anything that `demanded` does not."""
     history: UseHistory | None = None
     """What it keeps of all demands, if it does, for a predictor to read as well."""
 

@@ -138,7 +138,8 @@ class Predictor:
 
 def in_range(guess: Guess, pages: int) -> Guess:
     """The guess without ids that no page has; they are the predictor's fault, not an error."""
-    if np.maximum.reduce(guess.pages.view(np.uint64)) < pages:  # a negative id is a huge one, seen so
+    # A negative id is a huge one, seen so.
+    if np.maximum.reduce(guess.pages.view(np.uint64)) < pages:
         return guess
     real = (guess.pages >= 0) & (guess.pages < pages)
     return Guess(

@@ -20,6 +20,7 @@ _KEPT_SHARE_MAX = 0.5  # of the slots: what a predictor may ask to hold
 _RESERVE_MAX, _RESERVE_SHARE = 8, 1 / 256  # slots kept free for demands
 _VICTIMS_SPARE = 8
 _VICTIMS_AHEAD, _VICTIMS_SHARE = 32, 1 / 256  # chosen ahead of time: to choose is to weigh all
+_TURNS_AHEAD, _AHEAD_SHARE_MAX, _PACE_TURNS = 10, 1 / 128, 8
 _AHEAD_MIN, _AHEAD_SHARE = 16, 1 / 64  # of few slots, many ahead would be stale
 
 
@@ -75,7 +76,10 @@ class Staging:
         self._spare = 0  # the same for prefetches; none before the first
         self._queue: Slots = np.empty(0, np.int64)  # victims lined up, worst first
         self._few = int(slots * _VICTIMS_SHARE)  # used so far, they say that others may be worse
-        self._ahead = max(min(_VICTIMS_AHEAD, int(slots * _AHEAD_SHARE)), _AHEAD_MIN, self._few)
+        few = min(_VICTIMS_AHEAD, int(slots * _AHEAD_SHARE))
+        self._ahead = self._ahead_min = max(few, _AHEAD_MIN, self._few)
+        self._ahead_max = int(slots * _AHEAD_SHARE_MAX)
+        self._taken, self._pace = 0, 0.0  # slots since the last turn, and in a turn
         self._lined_up = 0  # when they were chosen
         self._queue_worth: Scores | None = None  # one a victim, if the policy has an opinion
         self._untold: list[_Came | _Gone] = []  # not yet shown to the policy
@@ -100,7 +104,12 @@ class Staging:
         """
         beyond = self._free_count - self.reserve - self._spare
         for_demands, lacking = max(0, self.reserve - self._free_count), max(0, -beyond)
+        if self._taken:
+            self._pace += (self._taken - self._pace) / _PACE_TURNS
+            self._taken = 0
         if self.choosing:
+            enough = min(int(_TURNS_AHEAD * self._pace), self._ahead_max)
+            self._ahead = max(self._ahead_min, enough)
             self.tell()
             self._queue = self.eviction.victims(lacking + self._ahead, self.evictable())
             self._lined_up = len(self._queue)
@@ -152,6 +161,7 @@ class Staging:
             if io_class == IoClass.DEMAND:
                 self.kept[victims] = False
             slots = np.concatenate([self._take_free(free), victims]) if free else victims
+        self._taken += len(slots)
         if len(slots):
             self._fill(slots, pages[: len(slots)], io_class, sources)
         return slots, evicted

@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefetchd.guarded import Terminated, place_of
-from prefetchd.history import UseHistory, turns_of
+from prefetchd.history import UseHistory
+from prefetchd.layer_turns import turns_of
 from prefetchd.model import Access, Feedback, Geometry, Verdict
 from prefetchd.predictor import Guess, Predictor
 from prefetchd.testing_guess import flat

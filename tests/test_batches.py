@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from prefetchd.cycle import Cycle, rank_shares, rank_shares_of
 from prefetchd.guarded import Guarded, PredictorError
-from prefetchd.history import UseHistory, one_turn, turns_of
+from prefetchd.history import UseHistory
+from prefetchd.layer_turns import one_turn, turns_of
 from prefetchd.model import Access, Geometry, Ids, Mask, Outcome, PageHint, Scores, Slots
 from prefetchd.observer import Observer
 from prefetchd.planner import Planner, PlannerLimits

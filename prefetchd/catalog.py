@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from prefetchd.extents import FreeExtents
 from prefetchd.filling import fill
-from prefetchd.format import Binding, Superblock, page_checksum
+from prefetchd.format import Binding, Superblock, page_checksums
 from prefetchd.index import Index
 from prefetchd.lookups import Stamps
 from prefetchd.model import Ids, Mask, Slots
@@ -274,23 +274,13 @@ class Catalog:
 
     def verify(self, pages: Ids, staging: NDArray[np.uint8], slots: Slots) -> Mask:
         """Which slots of `staging` (slots, slot_bytes) hold the pages they should; what is
-        encrypted is decrypted there, and so can be verified once.
-
-        Hashing 64 KiB costs ten times the loop around it, and xxhash takes one page a call.
-        """
+        encrypted is decrypted there, and so can be verified once."""
         blocks, layers = np.divmod(pages, self.superblock.layers)
         if self.cipher is not None:
             return self.cipher.open(self.table[blocks], layers, staging, slots.tolist())
-        rows = zip(
-            slots.tolist(),
-            layers.tolist(),
-            self._seeds[blocks].tolist(),
-            self._checksums[blocks, layers].tolist(),
-            strict=True,
-        )
         exact = staging[:, : self.superblock.page_bytes]
-        good = [
-            page_checksum(exact[slot], seed, layer) == checksum
-            for slot, layer, seed, checksum in rows
-        ]
-        return np.array(good, np.bool_)
+        found = page_checksums(
+            [exact[slot] for slot in slots.tolist()], self._seeds[blocks], layers
+        )
+        good: Mask = found == self._checksums[blocks, layers]
+        return good

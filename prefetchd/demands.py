@@ -46,7 +46,7 @@ class Demands:
         self._open: dict[int, Demand] = {}
         self.waiting: dict[int, Demand] = {}
         self._lacking: dict[int, Demand] = {}  # those of them with pages UNPLACED, oldest first
-        self._waiters: dict[int, list[int]] = {}  # of each slot on its way, by number
+        self._waiters: dict[int, tuple[int, ...]] = {}  # of each slot on its way, by number
         self._due: dict[int, None] = {}  # numbers of those with news since `complete`
         self._opened = 0
 
@@ -106,8 +106,11 @@ class Demands:
         on_the_way: Slots = slots[self._staging.state[slots] == READING]
         if len(on_the_way) < len(slots):
             self._due[demand.number] = None
-        for slot in on_the_way.tolist():
-            self._waiters.setdefault(slot, []).append(demand.number)
+        waiters, alone, coming = self._waiters, (demand.number,), on_the_way.tolist()
+        if waiters.keys().isdisjoint(coming):
+            waiters.update(dict.fromkeys(coming, alone))
+        else:
+            waiters.update({slot: waiters.get(slot, ()) + alone for slot in coming})
 
     def arrived(self, slots: Slots) -> None:
         """These slots have become readable: whoever waits for them has news."""
@@ -115,8 +118,7 @@ class Demands:
             self._due.update(dict.fromkeys(self._waiting_for(slots)))
 
     def _waiting_for(self, slots: Slots) -> list[int]:
-        none: list[int] = []
-        return [number for slot in slots.tolist() for number in self._waiters.pop(slot, none)]
+        return [number for slot in slots.tolist() for number in self._waiters.pop(slot, ())]
 
     def lacking(self) -> Demand | None:
         """The oldest waiting demand that has no slots for some of its pages."""

@@ -21,6 +21,7 @@ from prefetchd.format import (
     namespace_id,
     newest_superblock,
     page_checksum,
+    page_checksums,
     superblock_place,
 )
 from prefetchd.journal import Journal, generation_of, newest, pack, unpack
@@ -215,6 +216,9 @@ def test_a_page_checksum_is_bound_to_what_the_page_is() -> None:
     assert len(sums) == len(places) + 1
     highest = 2**64 - 1  # a seed so high that its layers go round
     assert page_checksum(page, highest, 1) == page_checksum(page, 0, 0)
+    seeds, layers = np.array([0, highest, 7], np.uint64), np.array([0, 1, 3])
+    one_by_one = [page_checksum(page, int(s), int(n)) for s, n in zip(seeds, layers, strict=True)]
+    assert page_checksums([page] * 3, seeds, layers).tolist() == one_by_one
 
 
 @given(st.data(), st.integers(0, 7))

@@ -56,6 +56,14 @@ def test_exact_mode_says_the_same_tokens(dtype: str, length: int, tmp_path: Path
             assert stored(kv, ids, new) == expected
 
 
+def test_pages_that_are_padded_on_the_medium_are_gathered_without_it(tmp_path: Path) -> None:
+    model = tiny_model(num_attention_heads=2, num_key_value_heads=1, head_dim=10)
+    ids = prompt(100)
+    with adapter.open(model, tmp_path / "kv", blocks=24) as kv:
+        assert kv.runtime.slot_bytes > kv.runtime.page_bytes
+        assert stored(kv, ids, 20) == usual(model, ids, 20)
+
+
 def test_another_process_finds_the_prompt(tmp_path: Path) -> None:
     model, ids = tiny_model(), prompt(300)
     with adapter.open(model, tmp_path / "kv", blocks=BLOCKS) as kv:

@@ -40,7 +40,12 @@ class Far:
         self._runtime = runtime
         self._shape = shape
         self._sinks = sink_blocks
-        self._staged = _staged(runtime, shape)
+        staged = _staged(runtime, shape)
+        self._halves = [staged[:, 0], staged[:, 1]]
+        self._slot_rows, self._first_rows = 1, np.zeros((2, 1), np.int64)
+        if staged.is_contiguous():  # rows of one array are copied several times faster
+            self._halves = [staged.flatten(0, 1)] * 2
+            self._slot_rows, self._first_rows = 2, np.array([[0], [1]])
         self._width = 1  # layers of a demand in this pass
         self._groups: dict[int, Ticket] = {}
 
@@ -53,6 +58,9 @@ class Far:
         group = layer // self._width
         for number in (group, group + 1):
             self._ask(number)
+        # What has arrived is taken note of here, in few large parts: a thread beside this one would
+        # do it in many, and take the interpreter's lock from what computes for each.
+        self._runtime.tend(0)
         ticket = self._arrived(self._groups[group], layer)
         slots: Slots = ticket.slots.reshape(self.count, -1)[:, layer - group * self._width]
         return slots
@@ -98,9 +106,7 @@ class Far:
         self._arrived(ticket, layer)
         if self.meter:
             self.meter.served(ticket, mass, asked_ns)
-        # What it has to learn it learns here, where a thread beside this one would only get in
-        # the way of what computes.
-        self._runtime.tend(0)
+        self._runtime.tend(0)  # the same for what is to be learned
         return ticket
 
     def hint(self, layer: int, places: Ids, mass: Scores) -> None:
@@ -115,12 +121,9 @@ class Far:
 
     def gather(self, slots: Slots, into: torch.Tensor) -> None:
         """Copy pages to [key or value, token, head, dimension], one block after another."""
-        rows = torch.from_numpy(np.ascontiguousarray(slots))
-        for half in range(2):
-            source, index = self._staged[:, half], rows
-            if self._staged.is_contiguous():  # then this is several times faster
-                source, index = self._staged.flatten(0, 1), rows * 2 + half
-            torch.index_select(source, 0, index, out=into[half].view(len(rows), -1))
+        rows = torch.from_numpy(slots * self._slot_rows + self._first_rows)
+        for half, source in enumerate(self._halves):
+            torch.index_select(source, 0, rows[half], out=into[half].view(len(slots), -1))
 
     def read_block(self, place: int) -> list[torch.Tensor]:
         """A block by layers, [key or value, token, head, dimension] each. Raises KvLost."""

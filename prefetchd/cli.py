@@ -43,6 +43,7 @@ from prefetchd.layout import LayoutError
 from prefetchd.layout_command import show_layout
 from prefetchd.predictor_command import predictor_app
 from prefetchd.registry import RegistryError, plugin_fault
+from prefetchd.sidecar.namespace_command import namespace_app
 from prefetchd.sidecar.place import PlaceError
 from prefetchd.sidecar.serve_command import config_app, serve
 from prefetchd.store import StoreError
@@ -64,6 +65,7 @@ trace_app.command("record")(record)
 app.add_typer(trace_app, name="trace")
 app.add_typer(predictor_app, name="predictor")
 app.add_typer(config_app, name="config")
+app.add_typer(namespace_app, name="namespace")
 app.command("layout")(show_layout)
 app.command("serve")(serve)
 

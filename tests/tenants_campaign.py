@@ -127,9 +127,9 @@ class Tally:
 
 def demands(kv: Client, ids: Ids, random: np.random.Generator, count: int) -> list[float]:
     """Microseconds that each took; none of the pages was demanded lately."""
-    waits = []
+    waits, rest = [], threading.Event()
     for _ in range(count):
-        time.sleep(REST_S)
+        rest.wait(REST_S)
         pages = random.choice(ids, PAGES, replace=False)
         start_ns = time.perf_counter_ns()
         ticket = kv.demand(pages, timeout_s=30).wait()
@@ -205,7 +205,7 @@ class Flooder:
         assert self.process.stdin is not None
         self.process.stdin.write(word + "\n")
         self.process.stdin.flush()
-        time.sleep(0.3)
+        threading.Event().wait(0.3)  # until it is under way, or has ended
 
 
 def gate_of(served: Daemon) -> DriveGate:

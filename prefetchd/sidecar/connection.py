@@ -15,8 +15,8 @@ import socket
 from collections.abc import Callable, Hashable, Sequence
 
 from prefetchd.sidecar.loop_turns import FRAME_COST
-from prefetchd.sidecar.namespace import Peer, peer_of
-from prefetchd.sidecar.protocol import HELLO_BYTES_MAX, Error, Hello, Message
+from prefetchd.sidecar.peers import Peer, peer_of
+from prefetchd.sidecar.protocol import HELLO_BYTES_MAX, Erase, Error, Hello, Message
 from prefetchd.sidecar.session import Session
 from prefetchd.sidecar.wire import Frames, ProtocolError, frame, request_of
 
@@ -28,13 +28,13 @@ _OUT_BYTES_MAX = 1 << 22
 
 
 class Connection:
-    """`greet` is given the Hello, and later sets `session` or refuses; `watch` is told for which
-    events (epoll's) the socket is to be looked at, `ended` that it is closed."""
+    """`greet` is given the Hello (or Erase), and later sets `session` or refuses; `watch` is told
+    for which events (epoll's) the socket is to be looked at, `ended` that it is closed."""
 
     def __init__(
         self,
         sock: socket.socket,
-        greet: Callable[[Connection, Hello], None],
+        greet: Callable[[Connection, Hello | Erase], None],
         watch: Callable[[Connection, int], None],
         ended: Callable[[Connection], None],
     ) -> None:
@@ -127,7 +127,7 @@ class Connection:
             request = request_of(body)
             if self.session is not None:
                 self.session.handle(request)
-            elif isinstance(request, Hello):
+            elif isinstance(request, Hello | Erase) and not self._greeted:
                 self._greeted = True
                 self._greet(self, request)
             else:

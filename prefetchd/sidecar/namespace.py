@@ -9,8 +9,6 @@ from __future__ import annotations
 import hmac
 import re
 import secrets
-import socket
-import struct
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -27,14 +25,13 @@ from prefetchd.runtime import Runtime
 from prefetchd.sidecar.arena import StagingArena
 from prefetchd.sidecar.drives import DriveGate
 from prefetchd.sidecar.memory import Memory
+from prefetchd.sidecar.peers import Peer
 from prefetchd.sidecar.protocol import Hello, Shape
 from prefetchd.store import StoreError
 from prefetchd.store_opening import Opening, exists, superblock_of
 
 _PUT_THREADS = 2
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_SO_PEERGROUPS = 59  # asm-generic/socket.h; Python does not name it
-_GROUPS_BYTES = 1 << 16
 
 
 def check_name(name: str) -> None:
@@ -45,25 +42,6 @@ def check_name(name: str) -> None:
 
 class DeniedError(Exception):
     """Not there, or not this client's: it is not told which."""
-
-
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """Who is at the other end of a socket, as the kernel says."""
-
-    pid: int
-    uid: int
-    gids: frozenset[int]
-
-
-def peer_of(connection: socket.socket) -> Peer:
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    pid, uid, gid = struct.unpack("=iII", credentials)
-    try:
-        raw = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _GROUPS_BYTES)
-    except OSError:  # before Linux 4.13, or more groups than anybody has: the first one it is
-        raw = b""
-    return Peer(pid, uid, frozenset([gid, *np.frombuffer(raw, np.uint32).tolist()]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +68,10 @@ class NamespaceSettings:
     def admits(self, peer: Peer, token: str, own_uid: int) -> bool:
         uids = self.uids if self.uids or self.gids else {own_uid}
         known = peer.uid in uids or bool(self.gids & peer.gids)
-        return known and hmac.compare_digest(token.encode(), self.token.encode())
+        return self.knows(token) and known
+
+    def knows(self, token: str) -> bool:
+        return hmac.compare_digest(token.encode(), self.token.encode())
 
 
 class Namespace:
@@ -245,11 +226,27 @@ class Namespaces:
         if known is None and self._may_make(hello, peer):
             return self._new(hello)
         if known is None or not known.admits(peer, hello.token, self._own_uid):
-            raise DeniedError(
-                f"namespace {hello.namespace!r} is not there, or not for uid {peer.uid} with this "
-                "token; see the daemon's configuration"
-            )
+            raise self._denied(hello, peer)
         return known
+
+    def settings_to_erase(self, hello: Hello, peer: Peer) -> NamespaceSettings:
+        """As `settings_for`, for who may erase it: the daemon's own user, root, and those whom its
+        settings name, with its token."""
+        known = self.settings.get(hello.namespace)
+        if known is not None:
+            trusted = peer.uid in (0, self._own_uid)
+            named = peer.uid in known.erasers and known.knows(hello.token)
+            if trusted or named:
+                return known
+        elif self._may_make(hello, peer):
+            return self._new(hello)
+        raise self._denied(hello, peer)
+
+    def _denied(self, hello: Hello, peer: Peer) -> DeniedError:
+        return DeniedError(
+            f"namespace {hello.namespace!r} is not there, or not for uid {peer.uid} with this "
+            "token; see the daemon's configuration"
+        )
 
     def _may_make(self, hello: Hello, peer: Peer) -> bool:
         return self._made_in is not None and peer.uid == self._own_uid and not hello.token

@@ -124,7 +124,29 @@ class Ping(Message, tag=10, frozen=True):
     id: Number
 
 
-Request = Hello | Find | Demand | Release | Put | HintPages | HintChain | HintDone | AskStats | Ping
+class Erase(Message, tag=16, frozen=True):
+    """Instead of Hello: nothing of the namespace's content is to be left."""
+
+    version: Number
+    namespace: Name
+    token: Word = ""
+    overwrite: bool = False
+    """Write zeros over its files before they go."""
+
+
+Request = (
+    Hello
+    | Find
+    | Demand
+    | Release
+    | Put
+    | HintPages
+    | HintChain
+    | HintDone
+    | AskStats
+    | Ping
+    | Erase
+)
 
 
 # --- from the daemon ---
@@ -199,6 +221,15 @@ class Pong(Message, tag=38, frozen=True):
     id: Number
 
 
+class Erased(Message, tag=43, frozen=True):
+    """The answer to Erase; the namespace is there again, and empty."""
+
+    blocks: Number
+    """That were found in it."""
+    size: Number
+    """Bytes of the files that are gone."""
+
+
 class Error(Message, tag=39, frozen=True):
     """`id` 0: of the connection as a whole, which ends. `code`: see CODES."""
 
@@ -207,7 +238,7 @@ class Error(Message, tag=39, frozen=True):
     words: str
 
 
-Reply = Welcome | Found | Pages | PutEnd | Told | Pong | Error
+Reply = Welcome | Found | Pages | PutEnd | Told | Pong | Erased | Error
 
 CODES = {
     "bad_request": "the request makes no sense; nothing was done",

@@ -9,13 +9,21 @@ from __future__ import annotations
 import logging
 from functools import partial
 
+from prefetchd.device import DeviceError
 from prefetchd.engine import EngineError
+from prefetchd.gpu import GpuError
+from prefetchd.layout import LayoutError
+from prefetchd.registry import RegistryError
 from prefetchd.sidecar.drives import Drives
 from prefetchd.sidecar.loop_turns import FRAME_COST
-from prefetchd.sidecar.namespace import Namespace
+from prefetchd.sidecar.memory import Memory
+from prefetchd.sidecar.namespace import Namespace, NamespaceSettings, open_namespace
 from prefetchd.sidecar.session_puts import Later
+from prefetchd.store import StoreError
 
 log = logging.getLogger("prefetchd")
+
+CANNOT_OPEN = (StoreError, DeviceError, GpuError, RegistryError, LayoutError, ValueError)
 
 _PAGE_COST, _BYTES_A_COST = 64, 256
 """Of a page that has come from a drive and is checked, beside a message of as many bytes."""
@@ -52,3 +60,14 @@ def collect(namespace: Namespace) -> int:
     runtime.engine.collect()
     pages = max(0, before - runtime.engine.core.reading)
     return FRAME_COST + pages * (_PAGE_COST + runtime.page_bytes // _BYTES_A_COST)
+
+
+def opened_or_why(name: str, settings: NamespaceSettings, memory: Memory) -> Namespace | str:
+    """An open namespace, or in words why not."""
+    try:
+        return open_namespace(name, settings, memory=memory)
+    except CANNOT_OPEN as error:
+        return str(error)
+    except Exception as error:
+        log.error("namespace %s cannot be opened", name, exc_info=error)
+        return f"namespace {name!r} cannot be opened; the daemon's log says why"

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from prefetchd import Options, SidecarError
+from prefetchd import Options, SidecarError, uniform
 from prefetchd.cli import app
 from prefetchd.model import ChainHint, DoneHint
 from prefetchd.sidecar.greeting import ServerLimits
@@ -141,6 +141,25 @@ def test_everything_is_read_however_narrow_the_drive(
         (drive,) = drives.values()
         assert drive.shares.refused > 0
         served.until(lambda: drive.shares.in_flight == 0)
+
+
+def test_a_long_find_is_looked_up_in_turns(tmp_path: Path) -> None:
+    small = replace(PLAIN, staging_bytes=1 << 16)
+    settings = NamespaceSettings(None, uniform(1, 512), 4096, options=small)
+    with daemon(tmp_path, {"long": settings, "quiet": space()}) as served:
+        kv = served.connect("long")
+        kv.put(keys(4096), np.zeros((4096, 1, 512), np.uint8)).wait()
+        turns: list[int] = []
+        plain = served.runtime("long").find
+        served.runtime("long").find = lambda keys: (turns.append(len(keys)), plain(keys))[1]  # type: ignore[method-assign,func-returns-value]
+        found = kv.find(keys(4096))
+        assert found.blocks.tolist() == kv.find(keys(4096)).blocks.tolist()
+        assert len(np.unique(found.blocks)) == 4096
+        assert turns == [1024] * 8
+        turns.clear()
+        broken = [*keys(1500), *keys(1, 1 << 40), *keys(2000)]
+        assert len(kv.find(broken)) == 1500
+        assert turns == [1024, 1024], "what follows an unknown key is not looked up"
 
 
 # --- bounds ---

@@ -16,7 +16,7 @@ from collections.abc import Callable, Hashable, Sequence
 
 from prefetchd.sidecar.loop_turns import FRAME_COST
 from prefetchd.sidecar.peers import Peer, peer_of
-from prefetchd.sidecar.protocol import HELLO_BYTES_MAX, Erase, Error, Hello, Message
+from prefetchd.sidecar.protocol import HELLO_BYTES_MAX, AskStats, Erase, Error, Hello, Message
 from prefetchd.sidecar.session import Session
 from prefetchd.sidecar.wire import Frames, ProtocolError, frame, request_of
 
@@ -25,6 +25,9 @@ log = logging.getLogger("prefetchd")
 _READ_BYTES = 1 << 16
 _OUT_BYTES_MAX = 1 << 22
 """Of answers that a client does not take; then no more is read of it."""
+
+
+_GO_ON_COST, _STATS_COST = 1 << 14, 1 << 13
 
 
 class Connection:
@@ -59,7 +62,8 @@ class Connection:
     def lingers(self) -> bool:
         """Whether there is something to do that no event will tell of."""
         waits_for_answer = self._greeted and self.session is None
-        return bool(self._frames.whole) and not (
+        unfinished = self.session is not None and self.session.unfinished
+        return (unfinished or bool(self._frames.whole)) and not (
             self._refused or self.closed or waits_for_answer or self._choked
         )
 
@@ -122,7 +126,12 @@ class Connection:
         """Answer one message of those that have come; what that has cost."""
         if not self.lingers:
             return 0
+        if self.session is not None and self.session.unfinished:
+            self.session.go_on()
+            self._settle()
+            return _GO_ON_COST
         body = self._frames.whole.popleft()
+        request = None
         try:
             request = request_of(body)
             if self.session is not None:
@@ -135,7 +144,7 @@ class Connection:
         except ProtocolError as error:
             self.refuse("protocol", str(error))
         self._settle()
-        return FRAME_COST + len(body)
+        return FRAME_COST + (_STATS_COST if isinstance(request, AskStats) else len(body))
 
     @property
     def member(self) -> Hashable:
@@ -169,7 +178,7 @@ class Connection:
             return
         if self._refused and not self._out:
             self._shut()
-        hears = not self._frames.whole and not self._choked
+        hears = not (self._frames.whole or self.lingers or self._choked)
         events = (select.EPOLLIN if hears or self._refused else 0) | (
             select.EPOLLOUT if self._out else 0
         )

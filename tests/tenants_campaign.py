@@ -13,6 +13,7 @@ the gates to the drive away, to see what they are for.
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -123,6 +124,12 @@ class Tally:
         medians = [np.median(waits) for waits in self.waits_us.values()]
         print(f"P99 flooded / alone {p99['flooded'] / p99['alone']:.2f}, ", end="")
         print(f"P50 {medians[1] / medians[0]:.2f}")
+        cores, load = os.cpu_count() or 1, os.getloadavg()[0]
+        if load > cores:
+            print(
+                f"CPU-bound: {load:.1f} threads wanted {cores} cores, so times are the host's more "
+                "than the drive's; tests.tenants_virtual has none of that"
+            )
 
 
 def demands(kv: Client, ids: Ids, random: np.random.Generator, count: int) -> list[float]:

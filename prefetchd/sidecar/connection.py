@@ -14,7 +14,7 @@ import select
 import socket
 from collections.abc import Callable, Hashable, Sequence
 
-from prefetchd.sidecar.loop_turns import FRAME_COST
+from prefetchd.sidecar.loop_turns import BYTES_A_COST, MESSAGE_COST, READ_COST, READS_COST
 from prefetchd.sidecar.peers import Peer, peer_of
 from prefetchd.sidecar.protocol import HELLO_BYTES_MAX, AskStats, Erase, Error, Hello, Message
 from prefetchd.sidecar.session import Session
@@ -27,7 +27,7 @@ _OUT_BYTES_MAX = 1 << 22
 """Of answers that a client does not take; then no more is read of it."""
 
 
-_GO_ON_COST, _STATS_COST = 1 << 14, 1 << 13
+_GO_ON_COST, _STATS_COST = 300, 300
 
 
 class Connection:
@@ -131,7 +131,7 @@ class Connection:
             self._settle()
             return _GO_ON_COST
         body = self._frames.whole.popleft()
-        request = None
+        request, before = None, self._reading
         try:
             request = request_of(body)
             if self.session is not None:
@@ -144,7 +144,14 @@ class Connection:
         except ProtocolError as error:
             self.refuse("protocol", str(error))
         self._settle()
-        return FRAME_COST + (_STATS_COST if isinstance(request, AskStats) else len(body))
+        begun = self._reading - before
+        cost = MESSAGE_COST + len(body) // BYTES_A_COST
+        cost += _STATS_COST if isinstance(request, AskStats) else 0
+        return cost + (READS_COST + begun * READ_COST if begun > 0 else 0)
+
+    @property
+    def _reading(self) -> int:
+        return 0 if self.session is None else self.session.reading
 
     @property
     def member(self) -> Hashable:

@@ -135,6 +135,7 @@ class Server:
         """Have nothing to do with it any more; its clients are told, and may come back."""
         self.namespaces.open.pop(namespace.name, None)
         self._turns.withdraw(namespace)
+        self._turns.withdraw(("go on", namespace))
         if namespace.attended:
             namespace.attended = False
             self._disregard(namespace)
@@ -153,7 +154,7 @@ class Server:
             return 0
 
     def _listen_for_the_end(self, namespace: Namespace) -> None:
-        use_drives(namespace, self._drives, self.later)
+        use_drives(namespace, self._drives, self._turns, self.later)
         ended = partial(self._broken, namespace, "the engine has stopped")
         with namespace.runtime.engine.lock:
             namespace.runtime.engine.awaiting.append(partial(self.later, ended))

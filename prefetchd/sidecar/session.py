@@ -102,6 +102,11 @@ class Session:
         self._carry_out(partial(handler, request), getattr(request, "id", 0))
 
     @property
+    def reading(self) -> int:
+        """Reads of its namespace that have begun, or wait to, and have not ended."""
+        return self._runtime.engine.core.reading
+
+    @property
     def unfinished(self) -> bool:
         """Whether the last request needs further turns; see `go_on`."""
         return self._finds.number > 0

@@ -140,6 +140,12 @@ def test_everything_is_read_however_narrow_the_drive(
         assert len(drives) == 1, "their stores are on one file system"
         (drive,) = drives.values()
         assert drive.shares.refused > 0
+        namespaces = served.server.namespaces
+        heavier = replace(namespaces.settings["one"], weight=5)
+        served.server.later(lambda: namespaces.configure({**namespaces.settings, "one": heavier}))
+        served.settle()
+        weights = [drive.shares._flows[gate].weight for gate in gates if gate is not None]
+        assert weights == [5, 1, 1], "as soon as the configuration says so"
         served.until(lambda: drive.shares.in_flight == 0)
 
 

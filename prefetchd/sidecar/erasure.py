@@ -23,10 +23,10 @@ from prefetchd.sidecar.namespace import (
     DeniedError,
     Namespace,
     NamespaceSettings,
-    layout_told,
     open_namespace,
 )
 from prefetchd.sidecar.protocol import Erase, Erased, Hello, Shape
+from prefetchd.sidecar.told import layout_told
 from prefetchd.store import StoreError
 from prefetchd.store_opening import Opening, exists, superblock_of
 from prefetchd.store_place import data_path

@@ -19,16 +19,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefetchd.assembly import Options
-from prefetchd.layout import Layout, uniform
+from prefetchd.layout import Layout
 from prefetchd.opening import open_runtime
 from prefetchd.runtime import Runtime
 from prefetchd.sidecar.arena import StagingArena
 from prefetchd.sidecar.drives import DriveGate
 from prefetchd.sidecar.memory import Memory
 from prefetchd.sidecar.peers import Peer
-from prefetchd.sidecar.protocol import Hello, Shape
+from prefetchd.sidecar.protocol import Hello
+from prefetchd.sidecar.told import layout_told, payload_bytes
 from prefetchd.store import StoreError
-from prefetchd.store_opening import Opening, exists, superblock_of
 
 _PUT_THREADS = 2
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -104,6 +104,12 @@ class Namespace:
         if self.gate is not None:
             self.gate.attend(self.clients > 0)
 
+    def weigh(self, weight: int) -> None:
+        """Have another share from now on."""
+        self.weight = weight
+        if self.gate is not None:
+            self.gate.set_weight(weight)
+
     def salted(self, keys: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """What the store calls blocks with these keys, (keys, 16): who does not know the salt
         cannot tell from the medium which tokens there are."""
@@ -160,30 +166,6 @@ def open_namespace(
     return Namespace(name, runtime, arena, settings)
 
 
-@dataclass(frozen=True, slots=True)
-class _Told(Layout):
-    """A layout of which only what a store needs is known: a client told it."""
-
-    told: bytes = b""
-
-    def fingerprint(self) -> bytes:
-        return self.told
-
-
-def layout_told(shape: Shape) -> Layout:
-    """Raises LayoutError for sizes that no layout has."""
-    plain = uniform(shape.layers, shape.page_bytes)
-    return _Told(shape.name, plain.groups, plain.block_tokens, told=shape.fingerprint)
-
-
-def _payload_bytes(path: Path) -> int:
-    """Of a store that is there; 0 if there is none. Raises StoreError."""
-    if not exists(path):
-        return 0
-    shape = superblock_of(path, Opening(read_only=True))
-    return shape.blocks * shape.layers * shape.page_bytes
-
-
 class Namespaces:
     """All that there are or may be. `made_in`: the folder in which a client of the daemon's own
     user may have namespaces made, at most `most` in all, each for at most `bytes_max` bytes and
@@ -213,11 +195,13 @@ class Namespaces:
         self._staging_max = staging_max
 
     def configure(self, settings: dict[str, NamespaceSettings]) -> None:
-        """Go by these from now on: for who is let in, and for what is not open yet. Those that
-        clients have had made stay."""
+        """Go by these from now on: for who is let in, shares, and what is not open
+        yet. Those that clients have had made stay."""
         made = {name: one for name, one in self.settings.items() if name not in self._configured}
         self.settings = {**made, **settings}
         self._configured = set(settings)
+        for name in self._configured & set(self.open):
+            self.open[name].weigh(settings[name].weight)
 
     def settings_for(self, hello: Hello, peer: Peer) -> NamespaceSettings:
         """Of the namespace that a client asks for. Raises DeniedError, StoreError,
@@ -259,7 +243,7 @@ class Namespaces:
         path = self._made_in / hello.namespace
         shape = hello.shape
         if shape is None:
-            payload = _payload_bytes(path)
+            payload = payload_bytes(path)
             return NamespaceSettings(path, options=self._options(payload))
         if shape.layers * shape.page_bytes * hello.blocks > self._bytes_max:
             raise StoreError(
@@ -267,7 +251,7 @@ class Namespaces:
                 f"more than the {self._bytes_max} bytes that a client may have made; make the "
                 "store with `prefetchd store create`, or configure the namespace"
             )
-        payload = hello.blocks * shape.layers * shape.page_bytes or _payload_bytes(path)
+        payload = hello.blocks * shape.layers * shape.page_bytes or payload_bytes(path)
         blocks, options = hello.blocks or None, self._options(payload)
         return NamespaceSettings(path, layout_told(shape), blocks, False, options)
 

@@ -23,6 +23,7 @@ PLACES = {
     "trace record": "prefetchd.lab.record_command:record",
     "predictor": "prefetchd.predictor_command:predictor_app",
     "config": "prefetchd.sidecar.serve_command:config_app",
+    "namespace": "prefetchd.sidecar.namespace_command:namespace_app",
     "layout": "prefetchd.layout_command:show_layout",
     "serve": "prefetchd.sidecar.serve_command:serve",
     "top": "prefetchd.sidecar.top_command:top",

@@ -85,7 +85,7 @@ def daemon(
     """Serve `spaces` (default: one in memory, "default") at a socket in `folder`."""
     namespaces = Namespaces(spaces or {"default": space()}, os.geteuid(), **more)
     for name, settings in namespaces.settings.items():
-        namespaces.open[name] = open_namespace(name, settings)
+        namespaces.open[name] = open_namespace(name, settings, memory=namespaces.memory)
     server = Server(Place(folder / "s.sock"), namespaces, limits)
     thread = threading.Thread(target=server.run, name="daemon")
     thread.start()

@@ -32,7 +32,6 @@ class StagingArena:
     def __init__(self, name: str, memory: Memory | None = None) -> None:
         self._name = name
         self._memory = memory
-        self._bytes: Arena | None = None
         self.fd = -1
         self.offset_bytes = 0
         """Of the arena in the file."""
@@ -40,7 +39,7 @@ class StagingArena:
     def __call__(self, size_bytes: int, alignment_bytes: int) -> Arena:
         length = size_bytes + spare_bytes(alignment_bytes)
         if self._memory is not None:
-            self._memory.take(self._name, length)
+            self._memory.take(self, self._name, length)
         self.fd = os.memfd_create(f"prefetchd:{self._name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self._close = weakref.finalize(self, os.close, self.fd)
         os.ftruncate(self.fd, length)
@@ -48,22 +47,15 @@ class StagingArena:
         arena = arena_in(memory, size_bytes, alignment_bytes)
         self.offset_bytes = arena.ctypes.data - np.frombuffer(memory, np.uint8).ctypes.data
         fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS | _SEAL_FUTURE_WRITE)
-        self._bytes = arena
         return arena
-
-    def wipe(self) -> None:
-        """Zeros everywhere: in clients' mappings, too, which outlive it."""
-        if self._bytes is not None:
-            self._bytes[:] = 0
 
     def close(self) -> None:
         """Give the descriptor back; mappings live as long as they are used. Harmless when
         repeated, or if there never was one."""
-        self._bytes = None
         if self.fd >= 0:
             self._close()
         if self._memory is not None:
-            self._memory.give_back(self._name)
+            self._memory.give_back(self)
 
 
 def map_staging(fd: int, offset_bytes: int, slots: int, slot_bytes: int) -> NDArray[np.uint8]:

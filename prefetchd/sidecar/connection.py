@@ -14,9 +14,9 @@ import select
 import socket
 from collections.abc import Callable, Hashable, Sequence
 
-from prefetchd.sidecar.loop_turns import FRAME_COST
-from prefetchd.sidecar.namespace import Peer, peer_of
-from prefetchd.sidecar.protocol import HELLO_BYTES_MAX, Error, Hello, Message
+from prefetchd.sidecar.loop_turns import BYTES_A_COST, MESSAGE_COST, READ_COST, READS_COST
+from prefetchd.sidecar.peers import Peer, peer_of
+from prefetchd.sidecar.protocol import HELLO_BYTES_MAX, AskStats, Erase, Error, Hello, Message
 from prefetchd.sidecar.session import Session
 from prefetchd.sidecar.wire import Frames, ProtocolError, frame, request_of
 
@@ -27,14 +27,17 @@ _OUT_BYTES_MAX = 1 << 22
 """Of answers that a client does not take; then no more is read of it."""
 
 
+_GO_ON_COST, _STATS_COST = 300, 300
+
+
 class Connection:
-    """`greet` is given the Hello, and later sets `session` or refuses; `watch` is told for which
-    events (epoll's) the socket is to be looked at, `ended` that it is closed."""
+    """`greet` is given the Hello (or Erase), and later sets `session` or refuses; `watch` is told
+    for which events (epoll's) the socket is to be looked at, `ended` that it is closed."""
 
     def __init__(
         self,
         sock: socket.socket,
-        greet: Callable[[Connection, Hello], None],
+        greet: Callable[[Connection, Hello | Erase], None],
         watch: Callable[[Connection, int], None],
         ended: Callable[[Connection], None],
     ) -> None:
@@ -59,7 +62,8 @@ class Connection:
     def lingers(self) -> bool:
         """Whether there is something to do that no event will tell of."""
         waits_for_answer = self._greeted and self.session is None
-        return bool(self._frames.whole) and not (
+        unfinished = self.session is not None and self.session.unfinished
+        return (unfinished or bool(self._frames.whole)) and not (
             self._refused or self.closed or waits_for_answer or self._choked
         )
 
@@ -122,12 +126,17 @@ class Connection:
         """Answer one message of those that have come; what that has cost."""
         if not self.lingers:
             return 0
+        if self.session is not None and self.session.unfinished:
+            self.session.go_on()
+            self._settle()
+            return _GO_ON_COST
         body = self._frames.whole.popleft()
+        request, before = None, self._reading
         try:
             request = request_of(body)
             if self.session is not None:
                 self.session.handle(request)
-            elif isinstance(request, Hello):
+            elif isinstance(request, Hello | Erase) and not self._greeted:
                 self._greeted = True
                 self._greet(self, request)
             else:
@@ -135,7 +144,14 @@ class Connection:
         except ProtocolError as error:
             self.refuse("protocol", str(error))
         self._settle()
-        return FRAME_COST + len(body)
+        begun = self._reading - before
+        cost = MESSAGE_COST + len(body) // BYTES_A_COST
+        cost += _STATS_COST if isinstance(request, AskStats) else 0
+        return cost + (READS_COST + begun * READ_COST if begun > 0 else 0)
+
+    @property
+    def _reading(self) -> int:
+        return 0 if self.session is None else self.session.reading
 
     @property
     def member(self) -> Hashable:
@@ -169,7 +185,7 @@ class Connection:
             return
         if self._refused and not self._out:
             self._shut()
-        hears = not self._frames.whole and not self._choked
+        hears = not (self._frames.whole or self.lingers or self._choked)
         events = (select.EPOLLIN if hears or self._refused else 0) | (
             select.EPOLLOUT if self._out else 0
         )

@@ -22,26 +22,26 @@ class Memory:
 
     def __init__(self, most_bytes: int | None = None) -> None:
         self.most_bytes = int(_SHARE * machine_bytes()) if most_bytes is None else most_bytes
-        self._taken: dict[str, int] = {}
+        self._taken: dict[object, int] = {}
         self._lock = Lock()
 
     @property
     def taken_bytes(self) -> int:
         return sum(self._taken.values())
 
-    def take(self, namespace: str, size: int) -> None:
-        """Raises StoreError: what there is, who has it, and what to do."""
+    def take(self, owner: object, namespace: str, size: int) -> None:
+        """`owner` gives it back. Raises StoreError: what there is, who has it, and what to do."""
         with self._lock:
             others = self.taken_bytes
             if others + size > self.most_bytes:
                 raise StoreError(
                     f"staging of namespace {namespace!r} takes {size} bytes with its write "
                     f"buffers; of the {self.most_bytes} bytes that this daemon may use, "
-                    f"{len(self._taken)} other namespaces have {others}: lower its `staging`, or "
-                    "theirs, or raise `memory` in [daemon]"
+                    f"{others} are taken, by {len(self._taken)} namespaces: lower its `staging` "
+                    "or theirs, or raise `memory` in [daemon]"
                 )
-            self._taken[namespace] = size
+            self._taken[owner] = size
 
-    def give_back(self, namespace: str) -> None:
+    def give_back(self, owner: object) -> None:
         with self._lock:
-            self._taken.pop(namespace, None)
+            self._taken.pop(owner, None)

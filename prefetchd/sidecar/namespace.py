@@ -9,8 +9,6 @@ from __future__ import annotations
 import hmac
 import re
 import secrets
-import socket
-import struct
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -21,20 +19,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefetchd.assembly import Options
-from prefetchd.layout import Layout, uniform
+from prefetchd.layout import Layout
 from prefetchd.opening import open_runtime
 from prefetchd.runtime import Runtime
 from prefetchd.sidecar.arena import StagingArena
 from prefetchd.sidecar.drives import DriveGate
 from prefetchd.sidecar.memory import Memory
-from prefetchd.sidecar.protocol import Hello, Shape
+from prefetchd.sidecar.peers import Peer
+from prefetchd.sidecar.protocol import Hello
+from prefetchd.sidecar.told import layout_told, payload_bytes
 from prefetchd.store import StoreError
-from prefetchd.store_opening import Opening, exists, superblock_of
 
 _PUT_THREADS = 2
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_SO_PEERGROUPS = 59  # asm-generic/socket.h; Python does not name it
-_GROUPS_BYTES = 1 << 16
 
 
 def check_name(name: str) -> None:
@@ -45,25 +42,6 @@ def check_name(name: str) -> None:
 
 class DeniedError(Exception):
     """Not there, or not this client's: it is not told which."""
-
-
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """Who is at the other end of a socket, as the kernel says."""
-
-    pid: int
-    uid: int
-    gids: frozenset[int]
-
-
-def peer_of(connection: socket.socket) -> Peer:
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    pid, uid, gid = struct.unpack("=iII", credentials)
-    try:
-        raw = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _GROUPS_BYTES)
-    except OSError:  # before Linux 4.13, or more groups than anybody has: the first one it is
-        raw = b""
-    return Peer(pid, uid, frozenset([gid, *np.frombuffer(raw, np.uint32).tolist()]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +68,10 @@ class NamespaceSettings:
     def admits(self, peer: Peer, token: str, own_uid: int) -> bool:
         uids = self.uids if self.uids or self.gids else {own_uid}
         known = peer.uid in uids or bool(self.gids & peer.gids)
-        return known and hmac.compare_digest(token.encode(), self.token.encode())
+        return self.knows(token) and known
+
+    def knows(self, token: str) -> bool:
+        return hmac.compare_digest(token.encode(), self.token.encode())
 
 
 class Namespace:
@@ -125,6 +106,12 @@ class Namespace:
         self.write_bytes += write_bytes
         if self.gate is not None:
             self.gate.attend(self.clients > 0)
+
+    def weigh(self, weight: int) -> None:
+        """Have another share from now on."""
+        self.weight = weight
+        if self.gate is not None:
+            self.gate.set_weight(weight)
 
     def salted(self, keys: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """What the store calls blocks with these keys, (keys, 16): who does not know the salt
@@ -184,30 +171,6 @@ def open_namespace(
     return Namespace(name, runtime, arena, settings)
 
 
-@dataclass(frozen=True, slots=True)
-class _Told(Layout):
-    """A layout of which only what a store needs is known: a client told it."""
-
-    told: bytes = b""
-
-    def fingerprint(self) -> bytes:
-        return self.told
-
-
-def layout_told(shape: Shape) -> Layout:
-    """Raises LayoutError for sizes that no layout has."""
-    plain = uniform(shape.layers, shape.page_bytes)
-    return _Told(shape.name, plain.groups, plain.block_tokens, told=shape.fingerprint)
-
-
-def _payload_bytes(path: Path) -> int:
-    """Of a store that is there; 0 if there is none. Raises StoreError."""
-    if not exists(path):
-        return 0
-    shape = superblock_of(path, Opening(read_only=True))
-    return shape.blocks * shape.layers * shape.page_bytes
-
-
 class Namespaces:
     """All that there are or may be. `made_in`: the folder in which a client of the daemon's own
     user may have namespaces made, at most `most` in all, each for at most `bytes_max` bytes and
@@ -250,11 +213,13 @@ class Namespaces:
         return frozenset(self._configured)
 
     def configure(self, settings: dict[str, NamespaceSettings]) -> None:
-        """Go by these from now on: for who is let in, and for what is not open yet. Those that
-        clients have had made stay."""
+        """Go by these from now on: for who is let in, shares, and what is not open
+        yet. Those that clients have had made stay."""
         made = {name: one for name, one in self.settings.items() if name not in self._configured}
         self.settings = {**made, **settings}
         self._configured = set(settings)
+        for name in self._configured & set(self.open):
+            self.open[name].weigh(settings[name].weight)
 
     def settings_for(self, hello: Hello, peer: Peer) -> NamespaceSettings:
         """Of the namespace that a client asks for. Raises DeniedError, StoreError,
@@ -263,11 +228,27 @@ class Namespaces:
         if known is None and self._may_make(hello, peer):
             return self._new(hello)
         if known is None or not known.admits(peer, hello.token, self._own_uid):
-            raise DeniedError(
-                f"namespace {hello.namespace!r} is not there, or not for uid {peer.uid} with this "
-                "token; see the daemon's configuration"
-            )
+            raise self._denied(hello, peer)
         return known
+
+    def settings_to_erase(self, hello: Hello, peer: Peer) -> NamespaceSettings:
+        """As `settings_for`, for who may erase it: the daemon's own user, root, and those whom its
+        settings name, with its token."""
+        known = self.settings.get(hello.namespace)
+        if known is not None:
+            trusted = peer.uid in (0, self._own_uid)
+            named = peer.uid in known.erasers and known.knows(hello.token)
+            if trusted or named:
+                return known
+        elif self._may_make(hello, peer):
+            return self._new(hello)
+        raise self._denied(hello, peer)
+
+    def _denied(self, hello: Hello, peer: Peer) -> DeniedError:
+        return DeniedError(
+            f"namespace {hello.namespace!r} is not there, or not for uid {peer.uid} with this "
+            "token; see the daemon's configuration"
+        )
 
     def _may_make(self, hello: Hello, peer: Peer) -> bool:
         return self._made_in is not None and peer.uid == self._own_uid and not hello.token
@@ -280,7 +261,7 @@ class Namespaces:
         path = self._made_in / hello.namespace
         shape = hello.shape
         if shape is None:
-            payload = _payload_bytes(path)
+            payload = payload_bytes(path)
             return NamespaceSettings(path, options=self._options(payload))
         if shape.layers * shape.page_bytes * hello.blocks > self._bytes_max:
             raise StoreError(
@@ -288,7 +269,7 @@ class Namespaces:
                 f"more than the {self._bytes_max} bytes that a client may have made; make the "
                 "store with `prefetchd store create`, or configure the namespace"
             )
-        payload = hello.blocks * shape.layers * shape.page_bytes or _payload_bytes(path)
+        payload = hello.blocks * shape.layers * shape.page_bytes or payload_bytes(path)
         blocks, options = hello.blocks or None, self._options(payload)
         return NamespaceSettings(path, layout_told(shape), blocks, False, options)
 

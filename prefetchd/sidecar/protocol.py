@@ -134,6 +134,16 @@ class Advise(Message, tag=11, frozen=True):
     pairs_s: float | None = None
 
 
+class Erase(Message, tag=16, frozen=True):
+    """Instead of Hello: nothing of the namespace's content is to be left."""
+
+    version: Number
+    namespace: Name
+    token: Word = ""
+    overwrite: bool = False
+    """Write zeros over its files before they go."""
+
+
 Request = (
     Hello
     | Find
@@ -146,6 +156,7 @@ Request = (
     | AskStats
     | Ping
     | Advise
+    | Erase
 )
 
 
@@ -221,6 +232,15 @@ class Pong(Message, tag=38, frozen=True):
     id: Number
 
 
+class Erased(Message, tag=43, frozen=True):
+    """The answer to Erase; the namespace is there again, and empty."""
+
+    blocks: Number
+    """That were found in it."""
+    size: Number
+    """Bytes of the files that are gone."""
+
+
 class Error(Message, tag=39, frozen=True):
     """`id` 0: of the connection as a whole, which ends. `code`: see CODES."""
 
@@ -241,7 +261,7 @@ class Advice(Message, tag=40, frozen=True):
     words: str
 
 
-Reply = Welcome | Found | Pages | PutEnd | Told | Pong | Error | Advice
+Reply = Welcome | Found | Pages | PutEnd | Told | Pong | Erased | Error | Advice
 
 CODES = {
     "bad_request": "the request makes no sense; nothing was done",

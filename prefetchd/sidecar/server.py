@@ -19,15 +19,12 @@ from functools import partial
 from threading import get_ident
 
 from prefetchd.bell import Bell
-from prefetchd.device import DeviceError
 from prefetchd.engine import EngineError
-from prefetchd.gpu import GpuError
 from prefetchd.hostinfo import errno_name
-from prefetchd.layout import LayoutError
-from prefetchd.registry import RegistryError
 from prefetchd.sidecar.connection import Connection
 from prefetchd.sidecar.crowd import make_room
 from prefetchd.sidecar.drives import Drives
+from prefetchd.sidecar.erasure import Eraser
 from prefetchd.sidecar.greeting import ServerLimits, greet
 from prefetchd.sidecar.loop_turns import LoopTurns
 from prefetchd.sidecar.namespace import (
@@ -35,17 +32,13 @@ from prefetchd.sidecar.namespace import (
     Namespace,
     Namespaces,
     NamespaceSettings,
-    open_namespace,
 )
 from prefetchd.sidecar.place import Place
-from prefetchd.sidecar.protocol import VERSION, Hello
+from prefetchd.sidecar.protocol import VERSION, Erase, Hello
 from prefetchd.sidecar.supervisor import NOBODY
-from prefetchd.sidecar.tenancy import collect, use_drives
-from prefetchd.store import StoreError
+from prefetchd.sidecar.tenancy import CANNOT_OPEN, collect, opened_or_why, use_drives
 
 log = logging.getLogger("prefetchd")
-
-_CANNOT_OPEN = (StoreError, DeviceError, GpuError, RegistryError, LayoutError, ValueError)
 
 
 class Server:
@@ -66,8 +59,9 @@ class Server:
         self._later: deque[Callable[[], None]] = deque()
         self._turns = LoopTurns()
         self._drives = Drives()
-        self._opening: dict[str, list[tuple[Connection, Hello]]] = {}
+        self.opening: dict[str, list[tuple[Connection, Hello]]] = {}
         self._opener = ThreadPoolExecutor(1, "prefetchd-open")
+        self._eraser = Eraser(self)
         self._epoll = select.epoll()
         self._handlers: dict[int, Callable[[int], None]] = {
             self._bell.fileno(): lambda _: self._bell.silence(),
@@ -130,9 +124,7 @@ class Server:
             namespace.attended = not namespace.attended
             descriptor, engine = namespace.device_fd, namespace.runtime.engine
             if not namespace.attended:
-                self._epoll.unregister(descriptor)
-                del self._handlers[descriptor]
-                engine.leave()
+                self._disregard(namespace)
                 continue
             try:
                 engine.attend()
@@ -141,6 +133,22 @@ class Server:
                 continue
             self._handlers[descriptor] = partial(self._collect, namespace)
             self._epoll.register(descriptor, select.EPOLLIN)
+
+    def _disregard(self, namespace: Namespace) -> None:
+        self._epoll.unregister(namespace.device_fd)
+        del self._handlers[namespace.device_fd]
+        namespace.runtime.engine.leave()
+
+    def part(self, namespace: Namespace, why: str) -> None:
+        """Have nothing to do with it any more; its clients are told, and may come back."""
+        self.namespaces.open.pop(namespace.name, None)
+        self._turns.withdraw(namespace)
+        self._turns.withdraw(("go on", namespace))
+        if namespace.attended:
+            namespace.attended = False
+            self._disregard(namespace)
+        for connection in self._clients(namespace):
+            connection.refuse("stopped", why)
 
     def _collect(self, namespace: Namespace, _: int) -> None:
         task = partial(self._collected, namespace)
@@ -154,20 +162,21 @@ class Server:
             return 0
 
     def _listen_for_the_end(self, namespace: Namespace) -> None:
-        use_drives(namespace, self._drives, self.later)
-        engine = namespace.runtime.engine
-        with engine.lock:
-            engine.awaiting.append(
-                partial(self.later, partial(self._broken, namespace, "the engine has stopped"))
-            )
+        use_drives(namespace, self._drives, self._turns, self.later)
+        ended = partial(self._broken, namespace, "the engine has stopped")
+        with namespace.runtime.engine.lock:
+            namespace.runtime.engine.awaiting.append(partial(self.later, ended))
 
     def _broken(self, namespace: Namespace, why: str) -> None:
         namespace.waiting = 0
         namespace.let_go_of_drives()
         log.error("namespace %s: %s", namespace.name, why)
-        for connection in list(self.connections):
-            if connection.session is not None and connection.session.namespace is namespace:
+        for connection in self._clients(namespace):
+            if connection.session is not None:
                 connection.session.fail(why)
+
+    def _clients(self, namespace: Namespace) -> list[Connection]:
+        return [one for one in self.connections if one.member == namespace.name]
 
     # --- connections ---
 
@@ -217,44 +226,39 @@ class Server:
 
     # --- greeting ---
 
-    def _greet(self, connection: Connection, hello: Hello) -> None:
+    def _greet(self, connection: Connection, hello: Hello | Erase) -> None:
         if hello.version != VERSION:
             words = f"the client speaks version {hello.version}, this daemon version {VERSION}"
             return connection.refuse("denied", words)
+        if isinstance(hello, Erase):
+            return self._eraser.take(connection, hello)
         try:
             settings = self.namespaces.settings_for(hello, connection.peer)
         except DeniedError as error:
             return connection.refuse("denied", str(error))
-        except _CANNOT_OPEN as error:
+        except CANNOT_OPEN as error:
             return connection.refuse("bad_request", str(error))
         namespace = self.namespaces.open.get(hello.namespace)
         if namespace is not None:
             return self._welcome(connection, hello, namespace)
-        waiting = self._opening.setdefault(hello.namespace, [])
-        waiting.append((connection, hello))
-        if len(waiting) == 1:
+        if hello.namespace in self.opening:  # or being erased
+            self.opening[hello.namespace].append((connection, hello))
+        else:
+            self.opening[hello.namespace] = [(connection, hello)]
             self._opener.submit(self._open, hello.namespace, settings)
         return None
 
     def _open(self, name: str, settings: NamespaceSettings) -> None:
         """In the opener's thread: a store may have to be made, or its headers read."""
-        try:
-            namespace = open_namespace(name, settings, memory=self.namespaces.memory)
-        except Exception as error:
-            words = str(error)
-            if not isinstance(error, _CANNOT_OPEN):
-                log.error("namespace %s cannot be opened", name, exc_info=error)
-                words = f"namespace {name!r} cannot be opened; the daemon's log says why"
-            self.later(partial(self._opened, name, settings, words))
-        else:
-            self.later(partial(self._opened, name, settings, namespace))
+        result = opened_or_why(name, settings, self.namespaces.memory)
+        self.later(partial(self.opened, name, settings, result))
 
-    def _opened(self, name: str, settings: NamespaceSettings, result: Namespace | str) -> None:
+    def opened(self, name: str, settings: NamespaceSettings, result: Namespace | str) -> None:
         if isinstance(result, Namespace):
             self.namespaces.settings.setdefault(name, settings)
             self.namespaces.admit(result)
             self._listen_for_the_end(result)
-        for connection, hello in self._opening.pop(name, []):
+        for connection, hello in self.opening.pop(name, []):
             if isinstance(result, str):
                 connection.refuse("bad_request", result)
             elif not connection.closed:
@@ -283,6 +287,7 @@ class Server:
             except OSError:
                 continue  # it has gone
         self._opener.shutdown(cancel_futures=True)
+        self._eraser.shutdown()
         for _ in range(len(self._later)):
             self._later.popleft()()
         for namespace in self.namespaces.open.values():

@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefetchd.engine import EngineError
-from prefetchd.lookups import Found as FoundBlocks
 from prefetchd.model import ChainHint, DoneHint, Idle, PageHint
 from prefetchd.sidecar import protocol
 from prefetchd.sidecar.namespace import Namespace
@@ -39,7 +38,8 @@ from prefetchd.sidecar.protocol import (
     Release,
     Request,
 )
-from prefetchd.sidecar.session_puts import Later, Puts, keys_of
+from prefetchd.sidecar.session_finds import Finds
+from prefetchd.sidecar.session_puts import Later, Puts
 from prefetchd.sidecar.wire import ProtocolError, array_of, raw_of
 from prefetchd.tickets import Ticket
 
@@ -69,6 +69,7 @@ class Session:
         self._later = later
         self._base = number << _REQUEST_BITS
         self._tickets: dict[int, Ticket] = {}
+        self._finds = Finds(namespace, limits, reply)
         self._puts = Puts(namespace, limits, reply, later, write_arena)
         self._ended = False
         self._write_bytes = 0 if write_arena is None else len(write_arena)
@@ -76,7 +77,7 @@ class Session:
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             Demand: self._demand,
             Release: self._release,
-            Find: self._find,
+            Find: self._finds.take,
             Put: self._puts.take,
             HintPages: self._hint_pages,
             HintChain: self._hint_chain,
@@ -101,9 +102,24 @@ class Session:
         handler = self._handlers.get(type(request))
         if handler is None:
             raise ProtocolError(f"{type(request).__name__} is not expected here")
-        number: int = getattr(request, "id", 0)
+        self._carry_out(partial(handler, request), getattr(request, "id", 0))
+
+    @property
+    def reading(self) -> int:
+        """Reads of its namespace that have begun, or wait to, and have not ended."""
+        return self._runtime.engine.core.reading
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether the last request needs further turns; see `go_on`."""
+        return self._finds.number > 0
+
+    def go_on(self) -> None:
+        self._carry_out(self._finds.go_on, self._finds.number)
+
+    def _carry_out(self, work: Callable[[], None], number: int) -> None:
         try:
-            handler(request)
+            work()
         except ValueError as error:
             self._refuse(number, "bad_request", str(error))
         except EngineError as error:
@@ -119,13 +135,6 @@ class Session:
 
     def _ids(self, raw: bytes, what: str) -> NDArray[np.int64]:
         return array_of(raw, np.int64, self._limits.ids, what)
-
-    def _find(self, message: Find) -> None:
-        found: FoundBlocks = self._runtime.find(
-            self.namespace.salted(keys_of(message.keys, self._limits.keys))
-        )
-        stamps = raw_of(found.stamps, np.int64)
-        self._reply(protocol.Found(message.id, raw_of(found.blocks, np.int64), stamps))
 
     def _demand(self, message: Demand) -> None:
         most, number = self._limits.ids, message.id

@@ -143,11 +143,12 @@ class Window:
         return int(self._rate * self._alone_ns + self._alone_bytes)
 
     def alone(self, size: int, latency_ns: int) -> None:
-        """A read ended that had nothing ahead of it when it began."""
+        """A read ended that had nothing ahead of it when it began. Short times count for more: a
+        busy host notices an end late, and never too soon."""
         if self._alone_ns == 0:
             self._alone_ns, self._alone_bytes = float(latency_ns), float(size)
         step = min(latency_ns - self._alone_ns, self._alone_ns)
-        self._alone_ns = max(1.0, self._alone_ns + step / 16)
+        self._alone_ns = max(1.0, self._alone_ns + step / (8 if step < 0 else 32))
         self._alone_bytes += (size - self._alone_bytes) / 16
 
     def moved(

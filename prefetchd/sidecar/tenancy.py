@@ -9,30 +9,37 @@ from __future__ import annotations
 import logging
 from functools import partial
 
+from prefetchd.device import DeviceError
 from prefetchd.engine import EngineError
+from prefetchd.gpu import GpuError
+from prefetchd.layout import LayoutError
+from prefetchd.registry import RegistryError
 from prefetchd.sidecar.drives import Drives
-from prefetchd.sidecar.loop_turns import FRAME_COST
-from prefetchd.sidecar.namespace import Namespace
+from prefetchd.sidecar.loop_turns import READ_COST, READS_COST, VERIFIED_BYTES_A_COST, LoopTurns
+from prefetchd.sidecar.memory import Memory
+from prefetchd.sidecar.namespace import Namespace, NamespaceSettings, open_namespace
 from prefetchd.sidecar.session_puts import Later
+from prefetchd.store import StoreError
 
 log = logging.getLogger("prefetchd")
 
-_PAGE_COST, _BYTES_A_COST = 64, 256
-"""Of a page that has come from a drive and is checked, beside a message of as many bytes."""
+CANNOT_OPEN = (StoreError, DeviceError, GpuError, RegistryError, LayoutError, ValueError)
 
 
-def use_drives(namespace: Namespace, drives: Drives, later: Later) -> None:
+def use_drives(namespace: Namespace, drives: Drives, turns: LoopTurns, later: Later) -> None:
     """Have what it reads and writes share the drives with what others do."""
     engine = namespace.runtime.engine
     files = engine.driver.device.files
     if any(file.fd < 0 for file in files):
         return  # a store in memory
-    gate = drives.gate(files, namespace.weight, partial(later, partial(go_on, namespace)))
+    task = partial(go_on, namespace)
+    offer = partial(turns.offer, namespace.name, namespace.weight, ("go on", namespace), task)
+    gate = drives.gate(files, namespace.weight, partial(later, offer))
     with engine.lock:
         engine.driver.gate = namespace.gate = gate
 
 
-def go_on(namespace: Namespace) -> None:
+def go_on(namespace: Namespace) -> int:
     """It had to wait for others' use of a drive, and may begin something now."""
     engine = namespace.runtime.engine
     try:
@@ -42,6 +49,7 @@ def go_on(namespace: Namespace) -> None:
     except EngineError as error:
         log.info("namespace %s: %s", namespace.name, error)
         namespace.let_go_of_drives()
+    return READS_COST
 
 
 def collect(namespace: Namespace) -> int:
@@ -51,4 +59,15 @@ def collect(namespace: Namespace) -> int:
     before = runtime.engine.core.reading
     runtime.engine.collect()
     pages = max(0, before - runtime.engine.core.reading)
-    return FRAME_COST + pages * (_PAGE_COST + runtime.page_bytes // _BYTES_A_COST)
+    return READS_COST + pages * (READ_COST + runtime.page_bytes // VERIFIED_BYTES_A_COST)
+
+
+def opened_or_why(name: str, settings: NamespaceSettings, memory: Memory) -> Namespace | str:
+    """An open namespace, or in words why not."""
+    try:
+        return open_namespace(name, settings, memory=memory)
+    except CANNOT_OPEN as error:
+        return str(error)
+    except Exception as error:
+        log.error("namespace %s cannot be opened", name, exc_info=error)
+        return f"namespace {name!r} cannot be opened; the daemon's log says why"

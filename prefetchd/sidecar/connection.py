@@ -15,7 +15,7 @@ import socket
 from collections.abc import Callable, Sequence
 
 from prefetchd.sidecar.namespace import Peer, peer_of
-from prefetchd.sidecar.protocol import HELLO_BYTES_MAX, Error, Hello, Message
+from prefetchd.sidecar.protocol import HELLO_BYTES_MAX, Error, Hello, Message, Request
 from prefetchd.sidecar.session import Session
 from prefetchd.sidecar.wire import Frames, ProtocolError, frame, request_of
 
@@ -48,6 +48,7 @@ class Connection:
         self._ended = ended
         self._frames = Frames(HELLO_BYTES_MAX)
         self._out = bytearray()
+        self._working = False
         self._greeted = False
         self._refused = False
         self.closed = False
@@ -91,7 +92,7 @@ class Connection:
         self.send(Error(0, code, words))
         self._refused = True
         self._frames.whole.clear()
-        self._settle()
+        self._flush()
         if self.session is None or not self.session.held:
             self.end(words)
 
@@ -121,30 +122,38 @@ class Connection:
 
     def work(self) -> None:
         """Answer some of what has come."""
-        whole = self._frames.whole
+        self._working = True
         try:
             for _ in range(_FRAMES_A_TURN):
                 if not self.lingers:
                     break
-                request = request_of(whole.popleft())
-                if self.session is not None:
-                    self.session.handle(request)
-                elif isinstance(request, Hello):
-                    self._greeted = True
-                    self._greet(self, request)
-                else:
-                    raise ProtocolError("the first message is Hello")
+                self._take(request_of(self._frames.whole.popleft()))
         except ProtocolError as error:
             self.refuse("protocol", str(error))
-        self._settle()
+        finally:
+            self._working = False
+        self._flush()
+
+    def _take(self, request: Request) -> None:
+        if self.session is not None:
+            self.session.handle(request)
+        elif isinstance(request, Hello):
+            self._greeted = True
+            self._greet(self, request)
+        else:
+            raise ProtocolError("the first message is Hello")
 
     def send(self, message: Message) -> None:
+        """Now, or with the other answers to what is being worked on."""
         if self.closed or self._refused:
             return
         self._out += frame(message)
-        self._flush()
+        if not self._working:
+            self._flush()
 
     def _flush(self) -> None:
+        if self.closed:
+            return
         try:
             while self._out:
                 del self._out[: self.sock.send(self._out)]
@@ -157,8 +166,6 @@ class Connection:
 
     def _settle(self) -> None:
         """Have the loop look for what this end can use."""
-        if self.closed:
-            return
         if self._refused and not self._out:
             self._shut()
         hears = not self._frames.whole and not self._choked

@@ -20,6 +20,7 @@ from prefetchd.sidecar.conversation import Answered, Attachment, release_frame
 from prefetchd.sidecar.handshake import SidecarError, attach
 from prefetchd.sidecar.link import READ_BYTES, TICK_NS, Link
 from prefetchd.sidecar.protocol import Hello, Reply
+from prefetchd.sidecar.releases import Releases
 from prefetchd.sidecar.wire import ProtocolError
 
 log = logging.getLogger("prefetchd")
@@ -55,6 +56,8 @@ class Line:
         self._looked_ns = 0
         self._why = ""
         self._comeback: threading.Thread | None = None
+        self._releases = Releases(self._flush_releases)
+        self._sent = False
         self.link: Link | None = None
         self.link = self._new(timeout_s)
 
@@ -87,8 +90,10 @@ class Line:
                 link.answers.lost(link.attachment.lost)
 
     def send(self, link: Link, data: bytes) -> None:
-        """If it cannot be sent, the line breaks."""
+        """If it cannot be sent, the line breaks. Takes releases along."""
         with self._send_lock:
+            if link.given_back:
+                data = self._taken(link) + data
             try:
                 sent = link.sock.send(data, _SEND_FLAGS)
             except BlockingIOError:
@@ -128,13 +133,33 @@ class Line:
         return replies[0]
 
     def release(self, number: int) -> None:
-        """Give a ticket back."""
+        """Give a ticket back, with the next request or in a moment."""
         self.check()
         link = self.link
         if link is not None:
             with self.lock:
                 link.answers.forget(number)
-            self.send(link, release_frame([number]))
+                link.given_back.append(number)
+                self._releases.soon()
+
+    def _taken(self, link: Link) -> bytes:
+        """What tells the daemon of all that was given back."""
+        with self.lock:
+            numbers, link.given_back = link.given_back, []
+            self._sent = True
+        return release_frame(numbers) if numbers else b""
+
+    def _flush_releases(self) -> bool:
+        """Send what was there at the last call already; whether to call again."""
+        with self.lock:
+            link, sent = self.link, self._sent
+            self._sent = False
+            if link is None or not (link.given_back or sent):
+                self._releases.rest()
+                return False
+        if not sent:
+            self.send(link, b"")
+        return True
 
     # --- waiting ---
 
@@ -156,7 +181,7 @@ class Line:
 
     def _turn(self, done: Callable[[], bool], patience_ns: int) -> Link | None:
         """The link if this thread is to read it; None if another does, or there is none."""
-        with self._news:
+        with self.lock:
             if self._reading is None and self.link is not None:
                 self._reading = self.link
                 return self.link
@@ -175,7 +200,7 @@ class Line:
         return False
 
     def _has_read(self) -> None:
-        with self._news:
+        with self.lock:
             self._reading = None
             if self._followers:
                 self._news.notify_all()
@@ -291,6 +316,7 @@ class Line:
                 self._break(link, "this client was closed")
         if link is not None:
             self._discard(link)
+        self._releases.end()
         if comeback is not None:
             comeback.join()
         self._attached = lambda _: None  # which leads to our owner, and from there back to us

@@ -25,6 +25,8 @@ class Link:
         self.sock = sock
         self.attachment = attachment
         self.answers = attachment.answers
+        self.given_back: list[int] = []
+        """Tickets that the daemon is still to be told of. Changed under the line's lock."""
 
     def readable(self, timeout_ns: int) -> bool:
         """Whether there is something to read now, or within that time."""

@@ -62,10 +62,10 @@ class RemoteTicket(Ticket):
         super().release()
 
     @property
-    def _answer(self) -> Ready:
+    def answer(self) -> Ready:
         if self._attachment.lost:
             return nothing(self.number, len(self.pages))
-        return super()._answer
+        return super().answer
 
     def _present(self, places: Ids | None) -> Slots:
         if self._attachment.lost and not self._released:

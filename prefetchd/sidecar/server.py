@@ -161,7 +161,8 @@ class Server:
             return
         connection = Connection(sock, self._greet, self._watch, self._ended)
         self.connections.add(connection)
-        self._handlers[connection.fileno()] = partial(self._on_event, connection)
+        on_event = partial(self._guarded, connection, connection.on_event)
+        self._handlers[connection.fileno()] = on_event
         self._epoll.register(connection.fileno(), select.EPOLLIN)
         self._limit(connection)
 
@@ -181,13 +182,10 @@ class Server:
             most = self.limits.clients_per_uid
             connection.refuse("limit", f"{most} clients of uid {uid} are connected, the most")
 
-    def _on_event(self, connection: Connection, mask: int) -> None:
-        self._guarded(connection, partial(connection.on_event, mask))
-
-    def _guarded(self, connection: Connection, work: Callable[[], None]) -> None:
+    def _guarded(self, connection: Connection, work: Callable[..., None], *given: int) -> None:
         """A fault that one client meets is not to end the others."""
         try:
-            work()
+            work(*given)
         except Exception:
             log.exception("a fault of the daemon's, met by process %s", connection.peer.pid)
             connection.refuse("protocol", "the daemon has a fault; its log says more")

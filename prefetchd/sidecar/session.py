@@ -160,9 +160,9 @@ class Session:
             self._answer(number, ticket)
 
     def _answer(self, number: int, ticket: Ticket) -> None:
-        waits_ns = ticket.waits_ns
-        waits = raw_of(waits_ns, np.int64) if np.count_nonzero(waits_ns) else None
-        slots, outcomes = raw_of(ticket.slots, np.int64), raw_of(ticket.outcomes, np.uint8)
+        ready = ticket.answer
+        waits = raw_of(ready.waits_ns, np.int64) if np.count_nonzero(ready.waits_ns) else None
+        slots, outcomes = raw_of(ready.slots, np.int64), raw_of(ready.outcomes, np.uint8)
         self._reply(protocol.Pages(number, slots, outcomes, waits))
 
     def _release(self, message: Release) -> None:

@@ -6,6 +6,7 @@ Refuses to know what messages mean.
 
 from __future__ import annotations
 
+import struct
 import sys
 from collections import deque
 from typing import Any, TypeVar, cast
@@ -17,7 +18,9 @@ from numpy.typing import NDArray
 from prefetchd.sidecar.protocol import Message, Reply, Request
 
 HEAD_BYTES = 4
+_HEAD = struct.Struct("<I")
 _LITTLE = sys.byteorder == "little"
+_SIZES = {kind: np.dtype(kind).itemsize for kind in (np.int64, np.float32, np.uint8)}
 
 Array = TypeVar("Array", bound=np.generic)
 
@@ -33,7 +36,7 @@ _replies = msgspec.msgpack.Decoder(Reply)
 
 def frame(message: Message) -> bytes:
     body = _encoder.encode(message)
-    return len(body).to_bytes(HEAD_BYTES, "little") + body
+    return _HEAD.pack(len(body)) + body
 
 
 def request_of(body: bytes | memoryview) -> Request:
@@ -63,6 +66,11 @@ class Frames:
 
     def feed(self, data: bytes) -> None:
         """Raises ProtocolError for a frame that is longer than the limit, before it has come."""
+        if not self._rest and len(data) >= HEAD_BYTES:
+            (length,) = _HEAD.unpack_from(data)
+            if len(data) == HEAD_BYTES + length <= HEAD_BYTES + self.limit_bytes:
+                self.whole.append(data[HEAD_BYTES:])  # one message, as nearly always
+                return
         if self._rest:
             self._rest += data
             source: bytes | bytearray = self._rest
@@ -70,7 +78,7 @@ class Frames:
             source = data
         at, end = 0, len(source)
         while end - at >= HEAD_BYTES:
-            length = int.from_bytes(source[at : at + HEAD_BYTES], "little")
+            (length,) = _HEAD.unpack_from(source, at)
             if length > self.limit_bytes:
                 raise ProtocolError(
                     f"a frame of {length} bytes; at most {self.limit_bytes} are allowed"
@@ -89,7 +97,7 @@ def array_of(
     raw: bytes, dtype: type[Array], most: int, what: str, length: int | None = None
 ) -> NDArray[Array]:
     """The numbers in a message. Raises ProtocolError for a broken, too long or wrong number."""
-    size = np.dtype(dtype).itemsize
+    size = _SIZES[dtype]
     count, odd = divmod(len(raw), size)
     if odd or count > most or (length is not None and count != length):
         expected = f"{length} numbers" if length is not None else f"at most {most} numbers"

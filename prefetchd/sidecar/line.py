@@ -16,7 +16,7 @@ from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
-from prefetchd.sidecar.conversation import Answered, Attachment, release_frame
+from prefetchd.sidecar.conversation import Answered, Attachment
 from prefetchd.sidecar.handshake import SidecarError, attach
 from prefetchd.sidecar.link import READ_BYTES, TICK_NS, Link
 from prefetchd.sidecar.protocol import Hello, Reply
@@ -53,11 +53,9 @@ class Line:
         self._reading: Link | None = None
         self._followers = 0
         self._closed = threading.Event()
-        self._looked_ns = 0
         self._why = ""
         self._comeback: threading.Thread | None = None
-        self._releases = Releases(self._flush_releases)
-        self._sent = False
+        self._releases = Releases(self._flush)
         self.link: Link | None = None
         self.link = self._new(timeout_s)
 
@@ -92,8 +90,9 @@ class Line:
     def send(self, link: Link, data: bytes) -> None:
         """If it cannot be sent, the line breaks. Takes releases along."""
         with self._send_lock:
-            if link.given_back:
-                data = self._taken(link) + data
+            if self._releases.waiting:
+                with self.lock:
+                    data = self._releases.take() + data
             try:
                 sent = link.sock.send(data, _SEND_FLAGS)
             except BlockingIOError:
@@ -111,9 +110,9 @@ class Line:
             if self.clock() > deadline_ns:
                 self._break(link, "the daemon takes no requests")
                 return
-            if link.may_move(TICK_NS) and self._may_read(link):
+            if link.may_move(TICK_NS) and (reading := self._turn(lambda: True, 0)):
                 try:
-                    self._read(link)
+                    self._read(reading)
                 finally:
                     self._has_read()
             try:
@@ -135,31 +134,17 @@ class Line:
     def release(self, number: int) -> None:
         """Give a ticket back, with the next request or in a moment."""
         self.check()
-        link = self.link
-        if link is not None:
-            with self.lock:
-                link.answers.forget(number)
-                link.given_back.append(number)
-                self._releases.soon()
-
-    def _taken(self, link: Link) -> bytes:
-        """What tells the daemon of all that was given back."""
         with self.lock:
-            numbers, link.given_back = link.given_back, []
-            self._sent = True
-        return release_frame(numbers) if numbers else b""
+            if self.link is not None:
+                self.link.answers.forget(number)
+                self._releases.add(number)
 
-    def _flush_releases(self) -> bool:
-        """Send what was there at the last call already; whether to call again."""
+    def _flush(self) -> None:
+        """Send releases that have waited for long enough."""
         with self.lock:
-            link, sent = self.link, self._sent
-            self._sent = False
-            if link is None or not (link.given_back or sent):
-                self._releases.rest()
-                return False
-        if not sent:
+            due, link = self._releases.look(), self.link
+        if due and link is not None:
             self.send(link, b"")
-        return True
 
     # --- waiting ---
 
@@ -192,13 +177,6 @@ class Line:
                 self._followers -= 1
         return None
 
-    def _may_read(self, link: Link) -> bool:
-        with self.lock:
-            if self._reading is None:
-                self._reading = link
-                return True
-        return False
-
     def _has_read(self) -> None:
         with self.lock:
             self._reading = None
@@ -226,12 +204,8 @@ class Line:
             self._look(link)
 
     def _look(self, link: Link) -> None:
-        now_ns = self.clock()
-        if now_ns - self._looked_ns < TICK_NS:
-            return
-        self._looked_ns = now_ns
         with self.lock:
-            overdue = link.answers.overdue(now_ns)
+            overdue = link.overdue(self.clock())
         if overdue:
             self._break(link, "the daemon does not answer in time")
 
@@ -256,6 +230,7 @@ class Line:
             self.breaks += 1
             self._why = link.attachment.lost = why
             link.answers.lost(why)
+            self._releases.clear()
             self._news.notify_all()
             if self._closed.is_set():
                 return
@@ -316,7 +291,6 @@ class Line:
                 self._break(link, "this client was closed")
         if link is not None:
             self._discard(link)
-        self._releases.end()
         if comeback is not None:
             comeback.join()
         self._attached = lambda _: None  # which leads to our owner, and from there back to us

@@ -25,8 +25,14 @@ class Link:
         self.sock = sock
         self.attachment = attachment
         self.answers = attachment.answers
-        self.given_back: list[int] = []
-        """Tickets that the daemon is still to be told of. Changed under the line's lock."""
+        self._looked_ns = 0
+
+    def overdue(self, now_ns: int) -> bool:
+        """Whether an answer is; looked at once a tick. Called under the line's lock."""
+        if now_ns - self._looked_ns < TICK_NS:
+            return False
+        self._looked_ns = now_ns
+        return self.answers.overdue(now_ns)
 
     def readable(self, timeout_ns: int) -> bool:
         """Whether there is something to read now, or within that time."""

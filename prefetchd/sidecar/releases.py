@@ -12,49 +12,63 @@ import time
 import weakref
 from collections.abc import Callable
 
+from prefetchd.sidecar.conversation import release_frame
+
 _WAIT_S = 0.002
 
 
 class Releases:
-    """`flush` sends what has not been taken along, and tells whether there was anything to take
-    since it was last called. It is a bound method, whose owner this does not keep alive."""
+    """`flush` has those sent that nothing took along. It is a bound method, whose owner this does
+    not keep alive. All other methods are called under the owner's lock."""
 
-    def __init__(self, flush: Callable[[], bool]) -> None:
+    def __init__(self, flush: Callable[[], None]) -> None:
+        self.waiting: list[int] = []
         self._called = threading.Event()
         self._flush = weakref.WeakMethod(flush, lambda _: self._called.set())
         self._thread: threading.Thread | None = None
-        self._awake = False
-        self._ended = False
+        self._taken = False
+        self.awake = False
+        """Whether its thread looks again."""
 
-    def soon(self) -> None:
-        """Something was given back. Called under the owner's lock, which `flush` takes as well."""
-        if self._awake:
+    def add(self, number: int) -> None:
+        self.waiting.append(number)
+        if self.awake:
             return
-        self._awake = True
+        self.awake = True
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="prefetchd-release", daemon=True)
             self._thread.start()
         self._called.set()
 
-    def rest(self) -> None:
-        """Nothing is there to be given back. Called under the owner's lock."""
-        self._awake = False
+    def take(self) -> bytes:
+        """What tells the daemon of all of them; empty if there are none."""
+        numbers, self.waiting = self.waiting, []
+        self._taken = True
+        return release_frame(numbers) if numbers else b""
 
-    def end(self) -> None:
-        self._ended = True
-        self._called.set()
+    def look(self) -> bool:
+        """Whether they have waited long enough. With nothing new, the thread rests."""
+        due = bool(self.waiting) and not self._taken
+        self.awake = bool(self.waiting) or self._taken
+        self._taken = False
+        return due
+
+    def clear(self) -> None:
+        """The daemon has gone, and with it what was held there."""
+        self.waiting = []
 
     def _run(self) -> None:
-        while True:
+        while self._flush() is not None:
             self._called.wait()
             self._called.clear()
-            going_on = True
-            while going_on:
-                if self._ended:
-                    return
+            while self.awake:
                 time.sleep(_WAIT_S)
-                flush = self._flush()
-                if flush is None:
+                if not self._owner_lives():
                     return
-                going_on = flush()
-                del flush
+
+    def _owner_lives(self) -> bool:
+        flush = self._flush()
+        if flush is None:
+            return False
+        flush()
+        return True

@@ -20,7 +20,9 @@ from prefetchd.sidecar.protocol import Message, Reply, Request
 HEAD_BYTES = 4
 _HEAD = struct.Struct("<I")
 _LITTLE = sys.byteorder == "little"
-_SIZES = {kind: np.dtype(kind).itemsize for kind in (np.int64, np.float32, np.uint8)}
+_SIZES: dict[type[Any], int] = {
+    kind: np.dtype(kind).itemsize for kind in (np.int64, np.float32, np.uint8)
+}
 
 Array = TypeVar("Array", bound=np.generic)
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from prefetchd.sidecar.conversation import release_frame
 
-_WAIT_S = 0.002
+_WAIT_S = 0.005
 
 
 class Releases:

@@ -88,13 +88,14 @@ def many(daemon: Process, clients: int, count: int) -> Load:
     start_ns = time.perf_counter_ns()
     _say(running, "go\n")
     seconds = (time.perf_counter_ns() - start_ns) / 1e9
-    cores = psutil.cpu_percent() / 100 * psutil.cpu_count()
+    cores_max = psutil.cpu_count() or 1
+    cores = psutil.cpu_percent() / 100 * cores_max
     used = [_used(one) - was for one, was in zip(watched, before, strict=True)]
     for one in running:
         one.communicate("end\n")
     rounds = clients * count
     ends = (used[0] / seconds, sum(used[1:]) / seconds)
-    return Load(clients, rounds / seconds, cores, psutil.cpu_count(), *ends, rounds)
+    return Load(clients, rounds / seconds, cores, cores_max, *ends, rounds)
 
 
 def _say(running: list[subprocess.Popen[str]], words: str) -> None:

@@ -25,8 +25,10 @@ from prefetchd.sidecar.protocol import (
     TIMEOUT_NS_MAX,
     AskStats,
     Demand,
+    Drop,
     Error,
     Find,
+    Grow,
     HintChain,
     HintDone,
     HintPages,
@@ -36,7 +38,10 @@ from prefetchd.sidecar.protocol import (
     Put,
     Release,
     Request,
+    Seal,
+    Write,
 )
+from prefetchd.sidecar.session_growing import Growing
 from prefetchd.sidecar.session_puts import Later, Puts, keys_of
 from prefetchd.sidecar.wire import ProtocolError, array_of, raw_of
 from prefetchd.tickets import Ticket
@@ -68,6 +73,7 @@ class Session:
         self._base = number << _REQUEST_BITS
         self._tickets: dict[int, Ticket] = {}
         self._puts = Puts(namespace, limits, reply, later, write_arena)
+        self._growing = Growing(namespace, limits, reply, later, self._stream)
         self._ended = False
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             Demand: self._demand,
@@ -79,6 +85,10 @@ class Session:
             HintDone: self._hint_done,
             AskStats: self._stats,
             Ping: self._ping,
+            Grow: self._growing.grow,
+            Write: self._growing.write,
+            Seal: self._growing.seal,
+            Drop: self._growing.drop,
         }
 
     @property
@@ -214,7 +224,7 @@ class Session:
         waiting = [number for number, ticket in self._tickets.items() if not ticket.done]
         for number in waiting:
             del self._tickets[number]
-        for number in [*waiting, *self._puts.give_up()]:
+        for number in [*waiting, *self._puts.give_up(), *self._growing.give_up()]:
             self._reply(Error(number, "stopped", why))
 
     def end(self) -> None:
@@ -225,6 +235,7 @@ class Session:
         self._puts.close()
         tickets, self._tickets = list(self._tickets.values()), {}
         try:
+            self._growing.end()
             for ticket in tickets:
                 ticket.release()
             if tickets:

@@ -62,17 +62,13 @@ class Connection:
         """Whether there is something to do that no event will tell of."""
         waits_for_answer = self._greeted and self.session is None
         return bool(self._frames.whole) and not (
-            self._refused or self.closed or waits_for_answer or self._choked
+            self._refused or self.closed or waits_for_answer or len(self._out) > _OUT_BYTES_MAX
         )
 
     @property
     def silent(self) -> bool:
         """Whether it has said nothing yet."""
         return not (self._greeted or self._refused)
-
-    @property
-    def _choked(self) -> bool:
-        return len(self._out) > _OUT_BYTES_MAX
 
     def accept(self, session: Session, welcome: Message, descriptors: Sequence[int]) -> None:
         """The answer to a Hello."""
@@ -123,25 +119,27 @@ class Connection:
     def work(self) -> None:
         """Answer some of what has come."""
         self._working = True
+        left = _FRAMES_A_TURN if self.lingers else 0
+        whole = self._frames.whole
         try:
-            for _ in range(_FRAMES_A_TURN):
-                if not self.lingers:
-                    break
-                self._take(request_of(self._frames.whole.popleft()))
+            while left and whole and len(self._out) <= _OUT_BYTES_MAX:
+                left -= 1
+                request = request_of(whole.popleft())
+                if self.session is None:
+                    self._begin(request)
+                    break  # the session comes now or later, or never
+                self.session.handle(request)
         except ProtocolError as error:
             self.refuse("protocol", str(error))
         finally:
             self._working = False
         self._flush()
 
-    def _take(self, request: Request) -> None:
-        if self.session is not None:
-            self.session.handle(request)
-        elif isinstance(request, Hello):
-            self._greeted = True
-            self._greet(self, request)
-        else:
+    def _begin(self, request: Request) -> None:
+        if not isinstance(request, Hello):
             raise ProtocolError("the first message is Hello")
+        self._greeted = True
+        self._greet(self, request)
 
     def send(self, message: Message) -> None:
         """Now, or with the other answers to what is being worked on."""
@@ -168,7 +166,7 @@ class Connection:
         """Have the loop look for what this end can use."""
         if self._refused and not self._out:
             self._shut()
-        hears = not self._frames.whole and not self._choked
+        hears = not self._frames.whole and len(self._out) <= _OUT_BYTES_MAX
         events = (select.EPOLLIN if hears or self._refused else 0) | (
             select.EPOLLOUT if self._out else 0
         )
@@ -187,6 +185,7 @@ class Connection:
         if self.closed:
             return
         self.closed = True
+        self._frames.whole.clear()
         log.info("process %s of uid %s has gone: %s", self.peer.pid, self.peer.uid, why)
         self._ended(self)
         self.sock.close()

@@ -72,12 +72,11 @@ class Answers:
         self._frames.feed(data)
         while self._frames.whole:
             reply = reply_of(self._frames.whole.popleft())
-            number: int = getattr(reply, "id", 0)
-            if number == 0 and isinstance(reply, Error):
-                raise ProtocolError(reply.words)
-            waiting = self._waiting.pop(number, None)
+            waiting = self._waiting.pop(getattr(reply, "id", 0), None)
             if waiting is not None:
                 waiting[0](reply)
+            elif isinstance(reply, Error) and reply.id == 0:
+                raise ProtocolError(reply.words)
 
     def lost(self, why: str) -> None:
         """Nothing will come any more."""

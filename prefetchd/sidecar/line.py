@@ -53,6 +53,7 @@ class Line:
         self._reading: Link | None = None
         self._followers = 0
         self._closed = threading.Event()
+        self._ended = False
         self._why = ""
         self._comeback: threading.Thread | None = None
         self._releases = Releases(self._flush)
@@ -217,7 +218,7 @@ class Line:
 
     def check(self) -> None:
         """Raise SidecarError if this end was closed."""
-        if self._closed.is_set():
+        if self._ended:
             raise SidecarError("the engine is closed: this client was closed")
 
     # --- breaking and coming back ---
@@ -286,6 +287,7 @@ class Line:
             if self._closed.is_set():
                 return
             self._closed.set()
+            self._ended = True
             link, comeback = self.link, self._comeback
             if link is not None:
                 self._break(link, "this client was closed")

@@ -106,16 +106,15 @@ class Session:
         handler = self._handlers.get(type(request))
         if handler is None:
             raise ProtocolError(f"{type(request).__name__} is not expected here")
-        number: int = getattr(request, "id", 0)
         try:
             handler(request)
         except ValueError as error:
-            self._refuse(number, "bad_request", str(error))
+            self._refuse(request, "bad_request", str(error))
         except EngineError as error:
-            self._refuse(number, "stopped", str(error))
+            self._refuse(request, "stopped", str(error))
 
-    def _refuse(self, number: int, code: str, words: str) -> None:
-        if number:
+    def _refuse(self, request: Request, code: str, words: str) -> None:
+        if number := getattr(request, "id", 0):
             self._reply(Error(number, code, words))
         else:
             log.info("namespace %s: a hint was refused: %s", self.namespace.name, words)
@@ -132,7 +131,7 @@ class Session:
 
     def _demand(self, message: Demand) -> None:
         most, number = self._limits.ids, message.id
-        pages = self._ids(message.pages, "pages")
+        pages = array_of(message.pages, np.int64, most, "pages")
         stamps = scores = None
         if message.stamps is not None:
             stamps = array_of(message.stamps, np.int64, most, "stamps", len(pages))
@@ -142,12 +141,12 @@ class Session:
             raise ValueError(f"ticket {number} is open already, or no number for one")
         if len(self._tickets) >= self._limits.tickets:
             words = f"{len(self._tickets)} demands are open, the most allowed: release some"
-            return self._refuse(number, "limit", words)
+            return self._refuse(message, "limit", words)
         timeout_ns = message.timeout_ns
         ticket = self._runtime.demand(
             pages,
             stamps=stamps,
-            request=self._stream(message.request),
+            request=self._base + (message.request & _REQUEST_MASK),
             scores=scores,
             timeout_s=None if timeout_ns < 0 else min(timeout_ns, TIMEOUT_NS_MAX) / 1e9,
         )
@@ -176,7 +175,8 @@ class Session:
         self._reply(protocol.Pages(number, slots, outcomes, waits))
 
     def _release(self, message: Release) -> None:
-        for number in self._ids(message.tickets, "tickets").tolist():
+        tickets = array_of(message.tickets, np.int64, self._limits.ids, "tickets")
+        for number in tickets.tolist():
             ticket = self._tickets.pop(number, None)
             if ticket is not None:
                 ticket.release()

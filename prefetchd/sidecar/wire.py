@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 import sys
 from collections import deque
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -32,8 +32,9 @@ class ProtocolError(Exception):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_requests = msgspec.msgpack.Decoder(Request)
-_replies = msgspec.msgpack.Decoder(Reply)
+_requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
+_replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
+_NO_MESSAGE = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
 
 
 def frame(message: Message) -> bytes:
@@ -43,19 +44,22 @@ def frame(message: Message) -> bytes:
 
 def request_of(body: bytes | memoryview) -> Request:
     """Raises ProtocolError."""
-    return cast(Request, _decoded(_requests, body))
+    try:
+        return _requests.decode(body)
+    except _NO_MESSAGE as error:
+        raise _no_message(body, error) from error
 
 
 def reply_of(body: bytes | memoryview) -> Reply:
     """Raises ProtocolError."""
-    return cast(Reply, _decoded(_replies, body))
-
-
-def _decoded(decoder: msgspec.msgpack.Decoder[Any], body: bytes | memoryview) -> Any:
     try:
-        return decoder.decode(body)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise ProtocolError(f"a frame of {len(body)} bytes is no message: {error}") from error
+        return _replies.decode(body)
+    except _NO_MESSAGE as error:
+        raise _no_message(body, error) from error
+
+
+def _no_message(body: bytes | memoryview, error: Exception) -> ProtocolError:
+    return ProtocolError(f"a frame of {len(body)} bytes is no message: {error}")
 
 
 class Frames:

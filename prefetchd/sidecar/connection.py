@@ -47,6 +47,8 @@ class Connection:
         self._watch = watch
         self._ended = ended
         self._frames = Frames(HELLO_BYTES_MAX)
+        self.unheard = self._frames.whole
+        """Messages that have come and wait for their turn."""
         self._out = bytearray()
         self._working = False
         self._greeted = False
@@ -61,14 +63,18 @@ class Connection:
     def lingers(self) -> bool:
         """Whether there is something to do that no event will tell of."""
         waits_for_answer = self._greeted and self.session is None
-        return bool(self._frames.whole) and not (
-            self._refused or self.closed or waits_for_answer or len(self._out) > _OUT_BYTES_MAX
+        return bool(self.unheard) and not (
+            self._refused or self.closed or waits_for_answer or self._choked
         )
 
     @property
     def silent(self) -> bool:
         """Whether it has said nothing yet."""
         return not (self._greeted or self._refused)
+
+    @property
+    def _choked(self) -> bool:
+        return len(self._out) > _OUT_BYTES_MAX
 
     def accept(self, session: Session, welcome: Message, descriptors: Sequence[int]) -> None:
         """The answer to a Hello."""
@@ -87,7 +93,7 @@ class Connection:
         log.info("process %s of uid %s: %s", self.peer.pid, self.peer.uid, words)
         self.send(Error(0, code, words))
         self._refused = True
-        self._frames.whole.clear()
+        self.unheard.clear()
         self._flush()
         if self.session is None or not self.session.held:
             self.end(words)
@@ -120,9 +126,9 @@ class Connection:
         """Answer some of what has come."""
         self._working = True
         left = _FRAMES_A_TURN if self.lingers else 0
-        whole = self._frames.whole
+        whole = self.unheard
         try:
-            while left and whole and len(self._out) <= _OUT_BYTES_MAX:
+            while left and whole and not self._choked:
                 left -= 1
                 request = request_of(whole.popleft())
                 if self.session is None:
@@ -160,13 +166,14 @@ class Connection:
         except OSError as error:
             self.end(str(error))
             return
-        self._settle()
+        if self._out or self.unheard or self._refused or self._events != select.EPOLLIN:
+            self._settle()
 
     def _settle(self) -> None:
         """Have the loop look for what this end can use."""
         if self._refused and not self._out:
             self._shut()
-        hears = not self._frames.whole and len(self._out) <= _OUT_BYTES_MAX
+        hears = not self.unheard and not self._choked
         events = (select.EPOLLIN if hears or self._refused else 0) | (
             select.EPOLLOUT if self._out else 0
         )
@@ -185,7 +192,7 @@ class Connection:
         if self.closed:
             return
         self.closed = True
-        self._frames.whole.clear()
+        self.unheard.clear()
         log.info("process %s of uid %s has gone: %s", self.peer.pid, self.peer.uid, why)
         self._ended(self)
         self.sock.close()

@@ -163,6 +163,8 @@ class Line:
                     self._read(link)
             finally:
                 self._has_read()
+        else:
+            return True
         return done()
 
     def _turn(self, done: Callable[[], bool], patience_ns: int) -> Link | None:
@@ -205,9 +207,7 @@ class Line:
             self._look(link)
 
     def _look(self, link: Link) -> None:
-        with self.lock:
-            overdue = link.overdue(self.clock())
-        if overdue:
+        if (now_ns := self.clock()) >= link.look_ns and link.overdue(now_ns, self.lock):
             self._break(link, "the daemon does not answer in time")
 
     def resolved(self) -> None:

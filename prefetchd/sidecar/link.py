@@ -6,6 +6,8 @@ import contextlib
 import select
 import socket
 import struct
+from contextlib import AbstractContextManager
+from typing import Any
 
 from prefetchd.sidecar.conversation import Attachment
 
@@ -25,14 +27,14 @@ class Link:
         self.sock = sock
         self.attachment = attachment
         self.answers = attachment.answers
-        self._looked_ns = 0
+        self.look_ns = 0
+        """When to look whether an answer is overdue."""
 
-    def overdue(self, now_ns: int) -> bool:
-        """Whether an answer is; looked at once a tick. Called under the line's lock."""
-        if now_ns - self._looked_ns < TICK_NS:
-            return False
-        self._looked_ns = now_ns
-        return self.answers.overdue(now_ns)
+    def overdue(self, now_ns: int, lock: AbstractContextManager[Any]) -> bool:
+        """Whether an answer is. `lock`: under which answers are expected."""
+        self.look_ns = now_ns + TICK_NS
+        with lock:
+            return self.answers.overdue(now_ns)
 
     def readable(self, timeout_ns: int) -> bool:
         """Whether there is something to read now, or within that time."""

@@ -57,7 +57,7 @@ class RemoteTicket(Ticket):
     def release(self) -> None:
         if not self._released:
             self._given_back(self)
-            if not self.done:
+            if self._ready is None:
                 self.resolve(nothing(self.number, len(self.pages)))
         super().release()
 

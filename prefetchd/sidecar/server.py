@@ -189,7 +189,8 @@ class Server:
         except Exception:
             log.exception("a fault of the daemon's, met by process %s", connection.peer.pid)
             connection.refuse("protocol", "the daemon has a fault; its log says more")
-        self._remember(connection)
+        if connection.unheard or self._lingering:
+            self._remember(connection)
 
     def _remember(self, connection: Connection) -> None:
         if connection.lingers:

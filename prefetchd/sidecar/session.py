@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from prefetchd.engine import EngineError
 from prefetchd.lookups import Found as FoundBlocks
-from prefetchd.model import ChainHint, DoneHint, Idle, PageHint
+from prefetchd.model import ChainHint, DoneHint, Idle, Outcome, PageHint
 from prefetchd.sidecar import protocol
 from prefetchd.sidecar.namespace import Namespace
 from prefetchd.sidecar.protocol import (
@@ -48,6 +48,7 @@ from prefetchd.tickets import Ticket
 
 log = logging.getLogger("prefetchd")
 
+_RETAINED = bytes([Outcome.RETAINED])
 _REQUEST_BITS = 32
 _REQUEST_MASK = (1 << _REQUEST_BITS) - 1
 
@@ -170,8 +171,9 @@ class Session:
 
     def _answer(self, number: int, ticket: Ticket) -> None:
         ready = ticket.answer
-        waits = raw_of(ready.waits_ns, np.int64) if np.count_nonzero(ready.waits_ns) else None
-        slots, outcomes = raw_of(ready.slots, np.int64), raw_of(ready.outcomes, np.uint8)
+        slots, outcomes = raw_of(ready.slots, np.int64), ready.outcomes.tobytes()
+        # What was there when it was demanded was not waited for.
+        waits = raw_of(ready.waits_ns, np.int64) if outcomes.strip(_RETAINED) else None
         self._reply(protocol.Pages(number, slots, outcomes, waits))
 
     def _release(self, message: Release) -> None:

@@ -19,35 +19,41 @@ from tests.sidecar_bench import Process
 _CLIENT = "import sys; from tests.sidecar_many import client; client(sys.argv[1], int(sys.argv[2]))"
 _BUSY = 0.95
 """Of the cores: beyond that the processor is what there is no more of."""
+_OTHERS_MAX = 0.3
 
 
 @dataclass(frozen=True)
 class Load:
-    """`cores`, `daemon`, `clients`: in use, as a number of cores; `daemon_us`, `client_us`: of the
-    processor a round."""
+    """`each_core`: share in use, by anybody; `daemon`, `clients`: in use, as a number of cores."""
 
     count: int
     rate: float
-    cores: float
-    cores_max: int
+    each_core: tuple[float, ...]
     daemon: float
     clients: float
     rounds: int
+
+    @property
+    def others(self) -> float:
+        return max(0.0, sum(self.each_core) - self.daemon - self.clients)
 
     def __str__(self) -> str:
         seconds = self.rounds / self.rate
         ends = [1e6 * used * seconds / self.rounds for used in (self.daemon, self.clients)]
         return (
             f"{self.count} clients: {self.rate:.0f} rounds/s, n {self.rounds}; cores in use "
-            f"{self.cores:.2f} of {self.cores_max}: daemon {self.daemon:.2f} ({ends[0]:.1f} us a "
-            f"round), clients {self.clients:.2f} ({ends[1]:.1f} us a round), others "
-            f"{max(0.0, self.cores - self.daemon - self.clients):.2f}"
+            f"{' + '.join(f'{core:.2f}' for core in self.each_core)}: daemon {self.daemon:.2f} "
+            f"({ends[0]:.1f} us a round), clients {self.clients:.2f} ({ends[1]:.1f} us a round), "
+            f"others {self.others:.2f}"
         )
 
     @property
     def verdict(self) -> str:
-        shares = f"daemon {self.daemon:.2f}, clients {self.clients:.2f} of {self.cores_max} cores"
-        if self.cores >= _BUSY * self.cores_max:
+        cores = len(self.each_core)
+        shares = f"daemon {self.daemon:.2f}, clients {self.clients:.2f} of {cores} cores"
+        if self.others > _OTHERS_MAX:
+            return f"no verdict: others use {self.others:.2f} cores; measure on a quiet machine"
+        if sum(self.each_core) >= _BUSY * cores:
             return f"CPU-BOUND ({shares})"
         if self.daemon >= _BUSY:
             return f"CPU-BOUND by the daemon's one thread ({shares})"
@@ -84,18 +90,17 @@ def many(daemon: Process, clients: int, count: int) -> Load:
     watched = [psutil.Process(one.pid) for one in (daemon.running, *running)]
     _say(running, "")
     before = [_used(one) for one in watched]
-    psutil.cpu_percent()
+    psutil.cpu_percent(percpu=True)
     start_ns = time.perf_counter_ns()
     _say(running, "go\n")
     seconds = (time.perf_counter_ns() - start_ns) / 1e9
-    cores_max = psutil.cpu_count() or 1
-    cores = psutil.cpu_percent() / 100 * cores_max
+    each_core = tuple(percent / 100 for percent in psutil.cpu_percent(percpu=True))
     used = [_used(one) - was for one, was in zip(watched, before, strict=True)]
     for one in running:
         one.communicate("end\n")
     rounds = clients * count
     ends = (used[0] / seconds, sum(used[1:]) / seconds)
-    return Load(clients, rounds / seconds, cores, cores_max, *ends, rounds)
+    return Load(clients, rounds / seconds, each_core, *ends, rounds)
 
 
 def _say(running: list[subprocess.Popen[str]], words: str) -> None:

@@ -22,7 +22,7 @@ import pytest
 
 import prefetchd
 from prefetchd import Client, SidecarError, uniform
-from prefetchd.sidecar import connection
+from prefetchd.sidecar import connection, releases
 from prefetchd.sidecar.arena import StagingArena, make_write_arena
 from prefetchd.sidecar.greeting import ServerLimits
 from prefetchd.sidecar.handshake import hello_for
@@ -439,3 +439,40 @@ def test_a_dead_daemons_socket_is_replaced_and_a_living_ones_is_not(tmp_path: Pa
             Place(path)
     with pytest.raises(PlaceError, match="over 107 bytes"):
         Place(tmp_path / ("x" * 120))
+
+
+class CountingSocket:
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self.sent: list[bytes] = []
+
+    def send(self, data: bytes, flags: int = 0) -> int:
+        self.sent.append(bytes(data))
+        return self._sock.send(data, flags)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sock, name)
+
+
+def test_releases_go_with_the_next_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(releases, "_WAIT_S", 30.0)
+    with daemon(tmp_path) as served, served.connect() as kv:
+        pages = kv.pages(kv.put(keys(4), content(4)).blocks, 1)
+        link = kv._link()
+        assert link is not None
+        link.sock = counting = CountingSocket(link.sock)  # type: ignore[assignment]
+        for _ in range(3):
+            kv.demand(pages).wait().release()
+        assert len(counting.sent) == 3, "a round is one system call to send, and one to receive"
+        assert pinned(served.runtime()) == 4
+        kv.stats()
+        assert pinned(served.runtime()) == 0
+        # Where nothing follows, they go by themselves, and what has gone is not sent again.
+        kv.demand(pages).wait().release()
+        kv._line._flush()
+        assert pinned(served.runtime()) == 4, "the request before it was a moment ago"
+        kv._line._flush()
+        served.until(lambda: pinned(served.runtime()) == 0)
+        sent = len(counting.sent)
+        kv._line._flush()
+        assert len(counting.sent) == sent

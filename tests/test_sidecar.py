@@ -455,7 +455,7 @@ class CountingSocket:
 
 
 def test_releases_go_with_the_next_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(releases, "_WAIT_S", 30.0)
+    monkeypatch.setattr(releases, "WAIT_S", 30.0)
     with daemon(tmp_path) as served, served.connect() as kv:
         pages = kv.pages(kv.put(keys(4), content(4)).blocks, 1)
         link = kv._link()

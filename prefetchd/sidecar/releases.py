@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from prefetchd.sidecar.conversation import release_frame
 
-_WAIT_S = 0.005
+WAIT_S = 0.005
 
 
 class Releases:
@@ -62,7 +62,7 @@ class Releases:
             self._called.wait()
             self._called.clear()
             while self.awake:
-                time.sleep(_WAIT_S)
+                time.sleep(WAIT_S)
                 if not self._owner_lives():
                     return
 

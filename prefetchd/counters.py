@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from prefetchd.model import Codes, Outcome, Verdict
 
 _OUTCOMES = len(Outcome)
+_RETAINED = bytes([Outcome.RETAINED])
 
 
 @dataclass(slots=True)
@@ -28,7 +29,7 @@ class Counters:
     stale: int = 0  # completions of reads given up earlier
 
     def count_outcomes(self, outcomes: Codes) -> None:
-        if np.count_nonzero(outcomes):
+        if outcomes.tobytes().strip(_RETAINED):  # a fraction of what numpy takes to count them
             self.outcomes += np.bincount(outcomes, minlength=_OUTCOMES)
         else:  # the common case, and much the cheaper one
             self.outcomes[Outcome.RETAINED] += len(outcomes)

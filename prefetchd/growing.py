@@ -147,6 +147,11 @@ class GrowingBlock:
         return self._number
 
     @property
+    def stamp(self) -> int:
+        """Of the block as it is now, for `demand`; `seal` gives it another."""
+        return int(self._blocks.catalog.stamps[self.number])
+
+    @property
     def is_open(self) -> bool:
         return self._open
 

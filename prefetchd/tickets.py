@@ -144,7 +144,8 @@ class Ticket(_Awaitable):
         return self
 
     @property
-    def _answer(self) -> Ready:
+    def answer(self) -> Ready:
+        """`slots`, `outcomes` and `waits_ns` together."""
         if self._ready is None:
             self.wait()
         assert self._ready is not None
@@ -152,20 +153,20 @@ class Ticket(_Awaitable):
 
     @property
     def slots(self) -> Slots:
-        return self._answer.slots
+        return self.answer.slots
 
     @property
     def outcomes(self) -> Codes:
-        return self._answer.outcomes
+        return self.answer.outcomes
 
     @property
     def waits_ns(self) -> NDArray[np.int64]:
-        return self._answer.waits_ns
+        return self.answer.waits_ns
 
     @property
     def missing(self) -> Mask:
         """Which pages could not be had (bool, one a page)."""
-        missing: Mask = self._answer.slots < 0
+        missing: Mask = self.answer.slots < 0
         return missing
 
     def view(self, place: int) -> NDArray[np.uint8]:

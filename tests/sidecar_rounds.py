@@ -1,7 +1,8 @@
 """What a demand of resident pages costs over the socket, beside the embedded runtime and an echo.
 
 `python -m tests.sidecar_rounds [rounds]`: the three take turns in one run; daemon and echo are
-processes of their own. Prints microseconds; a demand is waited for and released.
+processes of their own. Prints microseconds; a demand is waited for and released. Then one client
+and eight (`tests.sidecar_many`): their rate, and what of the processor each end used.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +24,7 @@ import prefetchd
 from prefetchd import Client, Runtime
 from tests.runtime_bench import PLAIN, layout
 from tests.sidecar_bench import Process
+from tests.sidecar_many import many
 
 PAGES, BLOCKS, LAYERS, PAGE_BYTES = 64, 64, 3, 4096
 _TURN = 250
@@ -37,7 +39,9 @@ while data := sock.recv(65536):
 def demand(kv: Runtime | Client) -> Callable[[], None]:
     keys = [number.to_bytes(16, "big") for number in range(BLOCKS)]
     pages = np.random.default_rng(1).integers(0, 256, (BLOCKS, LAYERS, PAGE_BYTES), np.uint8)
-    blocks = kv.put(keys, pages).blocks
+    blocks = kv.lookup(keys)
+    if len(blocks) < BLOCKS:
+        blocks = kv.put(keys, pages).blocks
     ids = kv.pages(blocks[:PAGES], 1)
     assert not kv.demand(ids).missing.any()
 
@@ -77,14 +81,20 @@ evict = "lru"
 """
 
 
-def rounds(count: int) -> dict[str, NDArray[np.float64]]:
-    options = replace(PLAIN, staging_bytes=8 << 20)
+@contextmanager
+def served() -> Iterator[Process]:
     shape = {"layers": LAYERS, "page_bytes": PAGE_BYTES, "blocks": BLOCKS}
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
         config = folder / "prefetchd.toml"
         config.write_text(CONFIG.format(folder=folder, **shape))
-        process = stack.enter_context(Process(folder, "--config", str(config)))
+        with Process(folder, "--config", str(config)) as process:
+            yield process
+
+
+def rounds(process: Process, count: int) -> dict[str, NDArray[np.float64]]:
+    options = replace(PLAIN, staging_bytes=8 << 20)
+    with ExitStack() as stack:
         client = stack.enter_context(prefetchd.connect(process.address))
         embedded = stack.enter_context(
             prefetchd.open(None, layout(PAGE_BYTES, LAYERS), blocks=BLOCKS, options=options)
@@ -103,8 +113,20 @@ def rounds(count: int) -> dict[str, NDArray[np.float64]]:
     return {name: np.array(times) / 1e3 for name, times in spent.items()}
 
 
+def main(count: int) -> None:
+    with served() as process:
+        for name, times in rounds(process, count).items():
+            p50, p90, p99 = np.percentile(times, [50, 90, 99])
+            print(
+                f"{name:<9} P50 {p50:7.1f}  P90 {p90:7.1f}  P99 {p99:8.1f} us  "
+                f"P99 / P50 {p99 / p50:5.1f}  n {len(times)}"
+            )
+        one = many(process, 1, count)
+        eight = many(process, 8, count // 8)
+    for load in (one, eight):
+        print(load)
+    print(f"8 clients: {eight.rate / one.rate:.2f} times the rate of one; {eight.verdict}")
+
+
 if __name__ == "__main__":
-    total = int(sys.argv[1]) if len(sys.argv) > 1 else 20_000
-    for name, times in rounds(total).items():
-        p50, p90, p99 = np.percentile(times, [50, 90, 99])
-        print(f"{name:<9} P50 {p50:7.1f}  P90 {p90:7.1f}  P99 {p99:8.1f} us  n {len(times)}")
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 20_000)

@@ -64,6 +64,21 @@ def test_a_cancelled_demand_is_given_back(tmp_path: Path) -> None:
         assert pinned(served.runtime()) == 0
 
 
+def test_releases_go_by_themselves_where_nothing_follows(tmp_path: Path) -> None:
+    with daemon(tmp_path) as served:
+
+        async def work(kv: AsyncClient) -> None:
+            pages = kv.pages((await kv.put(keys(4), content(4))).blocks, 0)
+            (await kv.demand(pages)).release()
+            assert pinned(served.runtime()) == 4
+            await asyncio.to_thread(served.until, lambda: pinned(served.runtime()) == 0)
+            (await kv.demand(pages)).release()
+            await kv.stats()  # which takes them along
+            assert pinned(served.runtime()) == 0
+
+        run(served, work)
+
+
 def test_while_the_daemon_is_away_everything_is_missing(tmp_path: Path) -> None:
     async def main() -> None:
         with daemon(tmp_path, {"default": in_space(staging_bytes=4 * PAGE_BYTES)}) as served:

@@ -14,14 +14,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from prefetchd import Client
+from prefetchd import Client, connect
 from prefetchd.sidecar import protocol
 from prefetchd.sidecar.handshake import hello_for
 from prefetchd.sidecar.protocol import (
     Advise,
     AskStats,
     Demand,
+    Drop,
     Find,
+    Grow,
     Hello,
     HintChain,
     HintDone,
@@ -30,9 +32,11 @@ from prefetchd.sidecar.protocol import (
     Put,
     Release,
     Request,
+    Seal,
+    Write,
 )
 from prefetchd.sidecar.wire import Frames, ProtocolError, frame, reply_of, request_of
-from tests.runtime_bench import BLOCKS, LAYERS, content, keys, pinned
+from tests.runtime_bench import BLOCKS, LAYERS, PAGE_BYTES, content, keys, pinned
 from tests.sidecar_bench import PATIENCE_S, Daemon, daemon, in_space
 
 NUMBERS = st.one_of(st.integers(0, 8), st.integers(0, 2**63 - 1))
@@ -73,6 +77,17 @@ REQUESTS = st.one_of(
     st.builds(AskStats, NUMBERS),
     st.builds(Ping, NUMBERS),
     st.builds(Advise, NUMBERS, RAW, st.floats(), NUMBERS, st.one_of(st.none(), st.floats())),
+    st.builds(Grow, NUMBERS, STREAMS),
+    st.builds(Write, NUMBERS, st.integers(0, BLOCKS), NUMBERS, NUMBERS, st.binary(max_size=40)),
+    st.builds(
+        Seal,
+        NUMBERS,
+        st.integers(0, BLOCKS),
+        st.sampled_from(keys(12)),
+        st.sampled_from(["durable", "fast", ""]),
+        st.one_of(st.none(), st.floats()),
+    ),
+    st.builds(Drop, st.integers(0, BLOCKS)),
     st.builds(Hello, NUMBERS, st.text(max_size=9)),
 )
 
@@ -114,7 +129,8 @@ class Bench:
     def check(self) -> None:
         """The good client is served, and nothing of the others' is left."""
         self.served.until(lambda: len(self.served.server.connections) == 1)
-        assert pinned(self.served.runtime()) == 0
+        self.served.until(lambda: pinned(self.served.runtime()) == 0)
+        self.served.until(lambda: self.served.runtime().stats().store_writes.blocks_open == 0)
         assert self.served.server.namespaces.open["default"].waiting == 0
         with self.good.demand(self.good.pages(self.blocks, 1)) as ticket:
             # An attacker's puts may have evicted blocks; what is there is right.
@@ -150,6 +166,28 @@ def test_any_messages_are_answered_or_refused(bench: Bench, requests: list[Reque
 @given(data=st.binary(max_size=200), greeted=st.booleans())
 def test_any_bytes_are_refused(bench: Bench, data: bytes, greeted: bool) -> None:
     bench.attack(data, greeted=greeted)
+    bench.check()
+
+
+def to_an_open_block(block: int) -> st.SearchStrategy[Any]:
+    ats = st.one_of(st.integers(0, PAGE_BYTES), NUMBERS)
+    levels = st.sampled_from(["durable", "fast", ""])
+    return st.one_of(
+        st.builds(Write, NUMBERS, st.just(block), st.integers(0, LAYERS), ats, st.binary()),
+        st.builds(Seal, NUMBERS, st.just(block), st.sampled_from(keys(12)), levels),
+        st.builds(Drop, st.just(block)),
+        REQUESTS,
+    )
+
+
+@settings(CALM, max_examples=50)
+@given(data=st.data())
+def test_an_open_block_takes_any_messages_in_any_order(data: st.DataObject, bench: Bench) -> None:
+    with connect(bench.served.address) as bad:
+        block = bad.grow().number
+        for message in data.draw(st.lists(to_an_open_block(block), max_size=6)):
+            if (link := bad._link()) is not None:
+                bad._line.send(link, frame(message))
     bench.check()
 
 

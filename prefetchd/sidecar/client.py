@@ -11,7 +11,7 @@ import asyncio
 import time
 from functools import partial
 from types import TracebackType
-from typing import NoReturn, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,7 @@ from prefetchd.sidecar.link import Link
 from prefetchd.sidecar.place import path_of
 from prefetchd.sidecar.protocol import AskStats, Hello, Told
 from prefetchd.sidecar.remote import RemotePut, RemoteTicket
+from prefetchd.sidecar.remote_growing import RemoteGrowing, grow
 from prefetchd.sidecar.wire import frame
 from prefetchd.sidecar.writes import NO_END_NS, Piece, Writes, fail
 from prefetchd.stats import Stats
@@ -197,9 +198,13 @@ class Client(Caller):
         line.ask(link, number, body, ended, NO_END_NS)
         return ""
 
-    def grow(self, *, request: int = 0) -> NoReturn:
-        """Blocks grow in an embedded runtime only."""
-        raise GrowError("no block can be opened through a daemon; put blocks once they are full")
+    def grow(self, *, request: int = 0) -> RemoteGrowing:
+        """See `Runtime.grow`. The block goes with the connection, unless it was sealed. Raises
+        GrowError while the daemon is away."""
+        link = self._link()
+        if link is None:
+            raise GrowError(f"no block can be opened: {self._line.away}")
+        return grow(self._line, link, self._stamps, request, self.timeout_ns)
 
     # --- state and end ---
 

@@ -16,7 +16,15 @@ from collections.abc import Callable, Hashable, Sequence
 
 from prefetchd.sidecar.loop_turns import BYTES_A_COST, MESSAGE_COST, READ_COST, READS_COST
 from prefetchd.sidecar.peers import Peer, peer_of
-from prefetchd.sidecar.protocol import HELLO_BYTES_MAX, AskStats, Erase, Error, Hello, Message
+from prefetchd.sidecar.protocol import (
+    HELLO_BYTES_MAX,
+    AskStats,
+    Erase,
+    Error,
+    Hello,
+    Message,
+    Request,
+)
 from prefetchd.sidecar.session import Session
 from prefetchd.sidecar.wire import Frames, ProtocolError, frame, request_of
 
@@ -28,6 +36,8 @@ _OUT_BYTES_MAX = 1 << 22
 
 
 _GO_ON_COST, _STATS_COST = 300, 300
+_TURN_COST = 4 * MESSAGE_COST
+"""A release and a demand of what is staged are answered in one turn, with one write."""
 
 
 class Connection:
@@ -49,7 +59,10 @@ class Connection:
         self._watch = watch
         self._ended = ended
         self._frames = Frames(HELLO_BYTES_MAX)
+        self.unheard = self._frames.whole
+        """Messages that have come and wait for their turn."""
         self._out = bytearray()
+        self._working = False
         self._greeted = False
         self._refused = False
         self.closed = False
@@ -63,7 +76,7 @@ class Connection:
         """Whether there is something to do that no event will tell of."""
         waits_for_answer = self._greeted and self.session is None
         unfinished = self.session is not None and self.session.unfinished
-        return (unfinished or bool(self._frames.whole)) and not (
+        return (unfinished or bool(self.unheard)) and not (
             self._refused or self.closed or waits_for_answer or self._choked
         )
 
@@ -93,8 +106,8 @@ class Connection:
         log.info("process %s of uid %s: %s", self.peer.pid, self.peer.uid, words)
         self.send(Error(0, code, words))
         self._refused = True
-        self._frames.whole.clear()
-        self._settle()
+        self.unheard.clear()
+        self._flush()
         if self.session is None or not self.session.held:
             self.end(words)
 
@@ -123,35 +136,42 @@ class Connection:
             self._settle()
 
     def work(self) -> int:
-        """Answer one message of those that have come; what that has cost."""
-        if not self.lingers:
-            return 0
-        if self.session is not None and self.session.unfinished:
-            self.session.go_on()
-            self._settle()
-            return _GO_ON_COST
-        body = self._frames.whole.popleft()
-        request, before = None, self._reading
+        """Answer some of what has come, all with one write; what that has cost."""
+        cost = 0
+        self._working = True
         try:
-            request = request_of(body)
-            if self.session is not None:
-                self.session.handle(request)
-            elif isinstance(request, Hello | Erase) and not self._greeted:
-                self._greeted = True
-                self._greet(self, request)
-            else:
-                raise ProtocolError("the first message is Hello")
+            while cost < _TURN_COST and self.lingers:
+                cost += self._one()
         except ProtocolError as error:
             self.refuse("protocol", str(error))
-        self._settle()
-        begun = self._reading - before
+        finally:
+            self._working = False
+        self._flush()
+        return cost
+
+    def _one(self) -> int:
+        """Deal with one message, or with some more of one."""
+        session = self.session
+        if session is not None and session.unfinished:
+            session.go_on()
+            return _GO_ON_COST
+        body = self.unheard.popleft()
+        request = request_of(body)
         cost = MESSAGE_COST + len(body) // BYTES_A_COST
+        if session is None:
+            self._begin(request)
+            return cost
+        before = session.reading
+        session.handle(request)
+        begun = session.reading - before
         cost += _STATS_COST if isinstance(request, AskStats) else 0
         return cost + (READS_COST + begun * READ_COST if begun > 0 else 0)
 
-    @property
-    def _reading(self) -> int:
-        return 0 if self.session is None else self.session.reading
+    def _begin(self, request: Request) -> None:
+        if not isinstance(request, Hello | Erase) or self._greeted:
+            raise ProtocolError("the first message is Hello")
+        self._greeted = True
+        self._greet(self, request)
 
     @property
     def member(self) -> Hashable:
@@ -163,12 +183,16 @@ class Connection:
         return 1 if self.session is None else self.session.namespace.weight
 
     def send(self, message: Message) -> None:
+        """Now, or with the other answers to what is being worked on."""
         if self.closed or self._refused:
             return
         self._out += frame(message)
-        self._flush()
+        if not self._working:
+            self._flush()
 
     def _flush(self) -> None:
+        if self.closed:
+            return
         try:
             while self._out:
                 del self._out[: self.sock.send(self._out)]
@@ -177,15 +201,14 @@ class Connection:
         except OSError as error:
             self.end(str(error))
             return
-        self._settle()
+        if self._out or self.unheard or self._refused or self._events != select.EPOLLIN:
+            self._settle()
 
     def _settle(self) -> None:
         """Have the loop look for what this end can use."""
-        if self.closed:
-            return
         if self._refused and not self._out:
             self._shut()
-        hears = not (self._frames.whole or self.lingers or self._choked)
+        hears = not (self.unheard or self.lingers or self._choked)
         events = (select.EPOLLIN if hears or self._refused else 0) | (
             select.EPOLLOUT if self._out else 0
         )
@@ -204,6 +227,7 @@ class Connection:
         if self.closed:
             return
         self.closed = True
+        self.unheard.clear()
         log.info("process %s of uid %s has gone: %s", self.peer.pid, self.peer.uid, why)
         self._ended(self)
         self.sock.close()

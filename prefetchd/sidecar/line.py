@@ -16,10 +16,11 @@ from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
-from prefetchd.sidecar.conversation import Answered, Attachment, release_frame
+from prefetchd.sidecar.conversation import Answered, Attachment
 from prefetchd.sidecar.handshake import SidecarError, attach
 from prefetchd.sidecar.link import READ_BYTES, TICK_NS, Link
 from prefetchd.sidecar.protocol import Hello, Reply
+from prefetchd.sidecar.releases import Releases
 from prefetchd.sidecar.wire import ProtocolError
 
 log = logging.getLogger("prefetchd")
@@ -52,9 +53,10 @@ class Line:
         self._reading: Link | None = None
         self._followers = 0
         self._closed = threading.Event()
-        self._looked_ns = 0
+        self._ended = False
         self._why = ""
         self._comeback: threading.Thread | None = None
+        self._releases = Releases(self._flush)
         self.link: Link | None = None
         self.link = self._new(timeout_s)
 
@@ -87,8 +89,11 @@ class Line:
                 link.answers.lost(link.attachment.lost)
 
     def send(self, link: Link, data: bytes) -> None:
-        """If it cannot be sent, the line breaks."""
+        """If it cannot be sent, the line breaks. Takes releases along."""
         with self._send_lock:
+            if self._releases.waiting:
+                with self.lock:
+                    data = self._releases.take() + data
             try:
                 sent = link.sock.send(data, _SEND_FLAGS)
             except BlockingIOError:
@@ -125,13 +130,19 @@ class Line:
         return replies[0]
 
     def release(self, number: int) -> None:
-        """Give a ticket back."""
+        """Give a ticket back, with the next request or in a moment."""
         self.check()
-        link = self.link
-        if link is not None:
-            with self.lock:
-                link.answers.forget(number)
-            self.send(link, release_frame([number]))
+        with self.lock:
+            if self.link is not None:
+                self.link.answers.forget(number)
+                self._releases.add(number)
+
+    def _flush(self) -> None:
+        """Send releases that have waited for long enough."""
+        with self.lock:
+            due, link = self._releases.look(), self.link
+        if due and link is not None:
+            self.send(link, b"")
 
     # --- waiting ---
 
@@ -149,11 +160,13 @@ class Line:
                     self._read(link)
             finally:
                 self._has_read()
+        else:
+            return True
         return done()
 
     def _turn(self, done: Callable[[], bool], patience_ns: int) -> Link | None:
         """The link if this thread is to read it; None if another does, or there is none."""
-        with self._news:
+        with self.lock:
             if self._reading is None and self.link is not None:
                 self._reading = self.link
                 return self.link
@@ -177,7 +190,7 @@ class Line:
             self._has_read()
 
     def _has_read(self) -> None:
-        with self._news:
+        with self.lock:
             self._reading = None
             if self._followers:
                 self._news.notify_all()
@@ -203,13 +216,7 @@ class Line:
             self._look(link)
 
     def _look(self, link: Link) -> None:
-        now_ns = self.clock()
-        if now_ns - self._looked_ns < TICK_NS:
-            return
-        self._looked_ns = now_ns
-        with self.lock:
-            overdue = link.answers.overdue(now_ns)
-        if overdue:
+        if (now_ns := self.clock()) >= link.look_ns and link.overdue(now_ns, self.lock):
             self._break(link, "the daemon does not answer in time")
 
     def resolved(self) -> None:
@@ -220,7 +227,7 @@ class Line:
 
     def check(self) -> None:
         """Raise SidecarError if this end was closed."""
-        if self._closed.is_set():
+        if self._ended:
             raise SidecarError("the engine is closed: this client was closed")
 
     # --- breaking and coming back ---
@@ -233,6 +240,7 @@ class Line:
             self.breaks += 1
             self._why = link.attachment.lost = why
             link.answers.lost(why)
+            self._releases.clear()
             self._news.notify_all()
             if self._closed.is_set():
                 return
@@ -288,6 +296,7 @@ class Line:
             if self._closed.is_set():
                 return
             self._closed.set()
+            self._ended = True
             link, comeback = self.link, self._comeback
             if link is not None:
                 self._break(link, "this client was closed")

@@ -6,6 +6,8 @@ import contextlib
 import select
 import socket
 import struct
+from contextlib import AbstractContextManager
+from typing import Any
 
 from prefetchd.sidecar.conversation import Attachment
 
@@ -25,6 +27,14 @@ class Link:
         self.sock = sock
         self.attachment = attachment
         self.answers = attachment.answers
+        self.look_ns = 0
+        """When to look whether an answer is overdue."""
+
+    def overdue(self, now_ns: int, lock: AbstractContextManager[Any]) -> bool:
+        """Whether an answer is. `lock`: under which answers are expected."""
+        self.look_ns = now_ns + TICK_NS
+        with lock:
+            return self.answers.overdue(now_ns)
 
     def readable(self, timeout_ns: int) -> bool:
         """Whether there is something to read now, or within that time."""

@@ -19,6 +19,7 @@ from prefetchd.sidecar.handshake import SidecarError, attach
 from prefetchd.sidecar.line import PAUSE_MAX_S, PAUSE_S
 from prefetchd.sidecar.link import READ_BYTES, TICK_NS, Link
 from prefetchd.sidecar.protocol import Hello, Reply
+from prefetchd.sidecar.releases import WAIT_S
 from prefetchd.sidecar.wire import ProtocolError
 
 log = logging.getLogger("prefetchd")
@@ -45,6 +46,8 @@ class LoopLine:
         self._closed = False
         self._comeback: asyncio.Task[None] | None = None
         self._tick: asyncio.TimerHandle | None = None
+        self._given_back: list[int] = []
+        self._soon: asyncio.TimerHandle | None = None
 
     async def connect(self, timeout_s: float) -> None:
         """Raises SidecarError, GpuError."""
@@ -98,8 +101,11 @@ class LoopLine:
         return await self.ask(number, make(number), patience_ns)
 
     def send(self, data: bytes) -> None:
-        """Sent at once, or as soon as the daemon takes it; in order."""
+        """Sent at once, or as soon as the daemon takes it; in order. Takes releases along."""
         if self._link is not None:
+            if self._given_back:
+                self._out += release_frame(self._given_back)
+                self._given_back = []
             self._out += data
             self._flush(self._link)
 
@@ -144,7 +150,14 @@ class LoopLine:
         self.check()
         if self._link is not None:
             self._link.answers.forget(number)
-            self.send(release_frame([number]))
+            self._given_back.append(number)
+            if self._soon is None:
+                self._soon = asyncio.get_running_loop().call_later(WAIT_S, self._send_released)
+
+    def _send_released(self) -> None:
+        self._soon = None
+        if self._given_back:
+            self.send(b"")
 
     def check(self) -> None:
         """Raises SidecarError if this end was closed."""
@@ -187,6 +200,10 @@ class LoopLine:
         link.sock.close()
         if self._tick is not None:
             self._tick.cancel()
+        if self._soon is not None:
+            self._soon.cancel()
+            self._soon = None
+        self._given_back = []
         self._out.clear()
         self.breaks += 1
         self.away = link.attachment.lost = why

@@ -97,6 +97,8 @@ class Namespace:
         self.attended = False
         """Whether the loop does."""
         self.pool = ThreadPoolExecutor(_PUT_THREADS, f"prefetchd-put-{name}")
+        self.growing_pool = ThreadPoolExecutor(_PUT_THREADS, f"prefetchd-grow-{name}")
+        """Of their own, since sealing may make the room that opening waits for."""
         self.closing: list[Callable[[], None]] = []
         """To be called when it has been closed."""
 
@@ -138,6 +140,7 @@ class Namespace:
     def close(self) -> None:
         """Finish the writes and mark the store clean. Raises StoreError if that cannot be."""
         try:
+            self.growing_pool.shutdown(cancel_futures=True)
             self.pool.shutdown(cancel_futures=True)
         finally:
             try:

@@ -134,6 +134,37 @@ class Advise(Message, tag=11, frozen=True):
     pairs_s: float | None = None
 
 
+class Grow(Message, tag=12, frozen=True):
+    """Open a block for tokens to come."""
+
+    id: Number
+    request: Signed = 0
+
+
+class Write(Message, tag=13, frozen=True):
+    """Into the page of one layer of an open block of this client's, from byte `at` on."""
+
+    id: Number
+    block: Number
+    layer: Number
+    at: Number
+    data: bytes
+
+
+class Seal(Message, tag=14, frozen=True):
+    id: Number
+    block: Number
+    key: Annotated[bytes, msgspec.Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
+    durability: Word = "durable"
+    ttl_s: float | None = None
+
+
+class Drop(Message, tag=15, frozen=True):
+    """Has no answer."""
+
+    block: Number
+
+
 class Erase(Message, tag=16, frozen=True):
     """Instead of Hello: nothing of the namespace's content is to be left."""
 
@@ -156,6 +187,10 @@ Request = (
     | AskStats
     | Ping
     | Advise
+    | Grow
+    | Write
+    | Seal
+    | Drop
     | Erase
 )
 
@@ -261,7 +296,27 @@ class Advice(Message, tag=40, frozen=True):
     words: str
 
 
-Reply = Welcome | Found | Pages | PutEnd | Told | Pong | Erased | Error | Advice
+class Grown(Message, tag=41, frozen=True):
+    """`stamp`: until it is sealed."""
+
+    id: Number
+    block: Number
+    stamp: Signed
+
+
+class Sealed(Message, tag=42, frozen=True):
+    """When the put has ended. `block`: -1 if it was not stored, another's if that had the key.
+    `is_open`: it was not taken, and is open as before."""
+
+    id: Number
+    block: Signed
+    stamp: Signed
+    failures: list[str]
+    refused: bool
+    is_open: bool
+
+
+Reply = Welcome | Found | Pages | PutEnd | Told | Pong | Erased | Error | Advice | Grown | Sealed
 
 CODES = {
     "bad_request": "the request makes no sense; nothing was done",

@@ -57,15 +57,15 @@ class RemoteTicket(Ticket):
     def release(self) -> None:
         if not self._released:
             self._given_back(self)
-            if not self.done:
+            if self._ready is None:
                 self.resolve(nothing(self.number, len(self.pages)))
         super().release()
 
     @property
-    def _answer(self) -> Ready:
+    def answer(self) -> Ready:
         if self._attachment.lost:
             return nothing(self.number, len(self.pages))
-        return super()._answer
+        return super().answer
 
     def _present(self, places: Ids | None) -> Slots:
         if self._attachment.lost and not self._released:

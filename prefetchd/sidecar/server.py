@@ -58,6 +58,7 @@ class Server:
         self._bell = Bell()
         self._later: deque[Callable[[], None]] = deque()
         self._turns = LoopTurns()
+        self._alone = False  # whether what is looked at is all that happens
         self._drives = Drives()
         self.opening: dict[str, list[tuple[Connection, Hello]]] = {}
         self._opener = ThreadPoolExecutor(1, "prefetchd-open")
@@ -83,7 +84,9 @@ class Server:
     def turn(self) -> None:
         """Look at everything once; block while there is nothing."""
         busy = self._turns or self._later
-        for descriptor, mask in self._epoll.poll(0 if busy else self.supervisor.rest_s):
+        events = self._epoll.poll(0 if busy else self.supervisor.rest_s)
+        self._alone = len(events) == 1 and not self._turns
+        for descriptor, mask in events:
             handler = self._handlers.get(descriptor)
             if handler is not None:  # its connection may have ended in this turn
                 handler(mask)
@@ -195,22 +198,28 @@ class Server:
         make_room(connection, self.connections, self.limits)
 
     def _on_event(self, connection: Connection, mask: int) -> None:
-        self._guarded(connection, partial(connection.on_event, mask))
+        self._guarded(connection, connection.on_event, mask)
+        if self._alone and connection.lingers:  # whose turn it is needs no telling
+            self._guarded(connection, connection.work)
+        self._remember(connection)
 
-    def _guarded(self, connection: Connection, work: Callable[[], int | None]) -> int:
-        """A fault that one client meets is not to end the others. What it has cost."""
-        cost = 0
-        try:
-            cost = work() or 0
-        except Exception:
-            log.exception("a fault of the daemon's, met by process %s", connection.peer.pid)
-            connection.refuse("protocol", "the daemon has a fault; its log says more")
+    def _work(self, connection: Connection) -> int:
+        cost = self._guarded(connection, connection.work)
         self._remember(connection)
         return cost
 
+    def _guarded(self, connection: Connection, work: Callable[..., int | None], *given: int) -> int:
+        """A fault that one client meets is not to end the others. What it has cost."""
+        try:
+            return work(*given) or 0
+        except Exception:
+            log.exception("a fault of the daemon's, met by process %s", connection.peer.pid)
+            connection.refuse("protocol", "the daemon has a fault; its log says more")
+            return 0
+
     def _remember(self, connection: Connection) -> None:
         if connection.lingers:
-            work = partial(self._guarded, connection, connection.work)
+            work = partial(self._work, connection)
             self._turns.offer(connection.member, connection.weight, connection, work)
 
     def _watch(self, connection: Connection, events: int) -> None:

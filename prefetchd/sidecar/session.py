@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefetchd.engine import EngineError
-from prefetchd.model import ChainHint, DoneHint, Idle, PageHint
+from prefetchd.model import ChainHint, DoneHint, Idle, Outcome, PageHint
 from prefetchd.sidecar import protocol
 from prefetchd.sidecar.namespace import Namespace
 from prefetchd.sidecar.protocol import (
@@ -26,8 +26,10 @@ from prefetchd.sidecar.protocol import (
     Advise,
     AskStats,
     Demand,
+    Drop,
     Error,
     Find,
+    Grow,
     HintChain,
     HintDone,
     HintPages,
@@ -37,14 +39,18 @@ from prefetchd.sidecar.protocol import (
     Put,
     Release,
     Request,
+    Seal,
+    Write,
 )
 from prefetchd.sidecar.session_finds import Finds
+from prefetchd.sidecar.session_growing import Growing
 from prefetchd.sidecar.session_puts import Later, Puts
 from prefetchd.sidecar.wire import ProtocolError, array_of, raw_of
 from prefetchd.tickets import Ticket
 
 log = logging.getLogger("prefetchd")
 
+_RETAINED = bytes([Outcome.RETAINED])
 _REQUEST_BITS = 32
 _REQUEST_MASK = (1 << _REQUEST_BITS) - 1
 
@@ -71,6 +77,7 @@ class Session:
         self._tickets: dict[int, Ticket] = {}
         self._finds = Finds(namespace, limits, reply)
         self._puts = Puts(namespace, limits, reply, later, write_arena)
+        self._growing = Growing(namespace, limits, reply, later, self._stream)
         self._ended = False
         self._write_bytes = 0 if write_arena is None else len(write_arena)
         namespace.enter(1, self._write_bytes)
@@ -85,6 +92,10 @@ class Session:
             AskStats: self._stats,
             Ping: self._ping,
             Advise: self._advise,
+            Grow: self._growing.grow,
+            Write: self._growing.write,
+            Seal: self._growing.seal,
+            Drop: self._growing.drop,
         }
 
     @property
@@ -102,7 +113,7 @@ class Session:
         handler = self._handlers.get(type(request))
         if handler is None:
             raise ProtocolError(f"{type(request).__name__} is not expected here")
-        self._carry_out(partial(handler, request), getattr(request, "id", 0))
+        self._carry_out(handler, request)
 
     @property
     def reading(self) -> int:
@@ -112,21 +123,22 @@ class Session:
     @property
     def unfinished(self) -> bool:
         """Whether the last request needs further turns; see `go_on`."""
-        return self._finds.number > 0
+        return self._finds.under_way is not None
 
     def go_on(self) -> None:
-        self._carry_out(self._finds.go_on, self._finds.number)
+        if self._finds.under_way is not None:
+            self._carry_out(self._finds.go_on, self._finds.under_way)
 
-    def _carry_out(self, work: Callable[[], None], number: int) -> None:
+    def _carry_out(self, work: Callable[[Any], None], request: Request) -> None:
         try:
-            work()
+            work(request)
         except ValueError as error:
-            self._refuse(number, "bad_request", str(error))
+            self._refuse(request, "bad_request", str(error))
         except EngineError as error:
-            self._refuse(number, "stopped", str(error))
+            self._refuse(request, "stopped", str(error))
 
-    def _refuse(self, number: int, code: str, words: str) -> None:
-        if number:
+    def _refuse(self, request: Request, code: str, words: str) -> None:
+        if number := getattr(request, "id", 0):
             self._reply(Error(number, code, words))
         else:
             log.info("namespace %s: a hint was refused: %s", self.namespace.name, words)
@@ -138,7 +150,7 @@ class Session:
 
     def _demand(self, message: Demand) -> None:
         most, number = self._limits.ids, message.id
-        pages = self._ids(message.pages, "pages")
+        pages = array_of(message.pages, np.int64, most, "pages")
         stamps = scores = None
         if message.stamps is not None:
             stamps = array_of(message.stamps, np.int64, most, "stamps", len(pages))
@@ -148,12 +160,12 @@ class Session:
             raise ValueError(f"ticket {number} is open already, or no number for one")
         if len(self._tickets) >= self._limits.tickets:
             words = f"{len(self._tickets)} demands are open, the most allowed: release some"
-            return self._refuse(number, "limit", words)
+            return self._refuse(message, "limit", words)
         timeout_ns = message.timeout_ns
         ticket = self._runtime.demand(
             pages,
             stamps=stamps,
-            request=self._stream(message.request),
+            request=self._base + (message.request & _REQUEST_MASK),
             scores=scores,
             timeout_s=None if timeout_ns < 0 else min(timeout_ns, TIMEOUT_NS_MAX) / 1e9,
         )
@@ -176,13 +188,15 @@ class Session:
             self._answer(number, ticket)
 
     def _answer(self, number: int, ticket: Ticket) -> None:
-        waits_ns = ticket.waits_ns
-        waits = raw_of(waits_ns, np.int64) if np.count_nonzero(waits_ns) else None
-        slots, outcomes = raw_of(ticket.slots, np.int64), raw_of(ticket.outcomes, np.uint8)
+        ready = ticket.answer
+        slots, outcomes = raw_of(ready.slots, np.int64), ready.outcomes.tobytes()
+        # What was there when it was demanded was not waited for.
+        waits = raw_of(ready.waits_ns, np.int64) if outcomes.strip(_RETAINED) else None
         self._reply(protocol.Pages(number, slots, outcomes, waits))
 
     def _release(self, message: Release) -> None:
-        for number in self._ids(message.tickets, "tickets").tolist():
+        tickets = array_of(message.tickets, np.int64, self._limits.ids, "tickets")
+        for number in tickets.tolist():
             ticket = self._tickets.pop(number, None)
             if ticket is not None:
                 ticket.release()
@@ -240,7 +254,7 @@ class Session:
         waiting = [number for number, ticket in self._tickets.items() if not ticket.done]
         for number in waiting:
             del self._tickets[number]
-        for number in [*waiting, *self._puts.give_up()]:
+        for number in [*waiting, *self._puts.give_up(), *self._growing.give_up()]:
             self._reply(Error(number, "stopped", why))
 
     def end(self) -> None:
@@ -252,6 +266,7 @@ class Session:
         self._puts.close()
         tickets, self._tickets = list(self._tickets.values()), {}
         try:
+            self._growing.end()
             for ticket in tickets:
                 ticket.release()
             self._runtime.engine.handle(Idle())  # also for what it released itself, just before

@@ -29,26 +29,26 @@ class Finds:
         self._namespace = namespace
         self._limits = limits
         self._reply = reply
-        self.number = 0
-        """Of the one that is not answered yet, of which more is to be looked up; 0: none."""
+        self.under_way: Find | None = None
+        """What is not answered yet, and of which more is to be looked up."""
         self._left: NDArray[np.uint8] = np.empty((0, 16), np.uint8)
         self._found: list[FoundBlocks] = []
 
     def take(self, message: Find) -> None:
         self._left, self._found = keys_of(message.keys, self._limits.keys), []
-        self.number = message.id
-        self.go_on()
+        self.go_on(message)
 
-    def go_on(self) -> None:
+    def go_on(self, message: Find) -> None:
         """Raises EngineError; then there is nothing to go on with."""
-        number, self.number = self.number, 0
+        self.under_way = None
         keys, self._left = self._left[:_SLICE_KEYS], self._left[_SLICE_KEYS:]
         found = self._namespace.runtime.find(self._namespace.salted(keys))
         self._found.append(found)
         if len(found) == len(keys) and len(self._left):
-            self.number = number
+            self.under_way = message
             return
         blocks = np.concatenate([part.blocks for part in self._found])
         stamps = np.concatenate([part.stamps for part in self._found])
         self._found = []
-        self._reply(protocol.Found(number, raw_of(blocks, np.int64), raw_of(stamps, np.int64)))
+        raw = raw_of(blocks, np.int64), raw_of(stamps, np.int64)
+        self._reply(protocol.Found(message.id, *raw))

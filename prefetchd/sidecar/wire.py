@@ -6,9 +6,10 @@ Refuses to know what messages mean.
 
 from __future__ import annotations
 
+import struct
 import sys
 from collections import deque
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -17,7 +18,11 @@ from numpy.typing import NDArray
 from prefetchd.sidecar.protocol import Message, Reply, Request
 
 HEAD_BYTES = 4
+_HEAD = struct.Struct("<I")
 _LITTLE = sys.byteorder == "little"
+_SIZES: dict[type[Any], int] = {
+    kind: np.dtype(kind).itemsize for kind in (np.int64, np.float32, np.uint8)
+}
 
 Array = TypeVar("Array", bound=np.generic)
 
@@ -27,30 +32,34 @@ class ProtocolError(Exception):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_requests = msgspec.msgpack.Decoder(Request)
-_replies = msgspec.msgpack.Decoder(Reply)
+_requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
+_replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
+_NO_MESSAGE = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
 
 
 def frame(message: Message) -> bytes:
     body = _encoder.encode(message)
-    return len(body).to_bytes(HEAD_BYTES, "little") + body
+    return _HEAD.pack(len(body)) + body
 
 
 def request_of(body: bytes | memoryview) -> Request:
     """Raises ProtocolError."""
-    return cast(Request, _decoded(_requests, body))
+    try:
+        return _requests.decode(body)
+    except _NO_MESSAGE as error:
+        raise _no_message(body, error) from error
 
 
 def reply_of(body: bytes | memoryview) -> Reply:
     """Raises ProtocolError."""
-    return cast(Reply, _decoded(_replies, body))
-
-
-def _decoded(decoder: msgspec.msgpack.Decoder[Any], body: bytes | memoryview) -> Any:
     try:
-        return decoder.decode(body)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise ProtocolError(f"a frame of {len(body)} bytes is no message: {error}") from error
+        return _replies.decode(body)
+    except _NO_MESSAGE as error:
+        raise _no_message(body, error) from error
+
+
+def _no_message(body: bytes | memoryview, error: Exception) -> ProtocolError:
+    return ProtocolError(f"a frame of {len(body)} bytes is no message: {error}")
 
 
 class Frames:
@@ -63,6 +72,11 @@ class Frames:
 
     def feed(self, data: bytes) -> None:
         """Raises ProtocolError for a frame that is longer than the limit, before it has come."""
+        if not self._rest and len(data) >= HEAD_BYTES:
+            (length,) = _HEAD.unpack_from(data)
+            if len(data) == HEAD_BYTES + length <= HEAD_BYTES + self.limit_bytes:
+                self.whole.append(data[HEAD_BYTES:])  # one message, as nearly always
+                return
         if self._rest:
             self._rest += data
             source: bytes | bytearray = self._rest
@@ -70,7 +84,7 @@ class Frames:
             source = data
         at, end = 0, len(source)
         while end - at >= HEAD_BYTES:
-            length = int.from_bytes(source[at : at + HEAD_BYTES], "little")
+            (length,) = _HEAD.unpack_from(source, at)
             if length > self.limit_bytes:
                 raise ProtocolError(
                     f"a frame of {length} bytes; at most {self.limit_bytes} are allowed"
@@ -89,7 +103,7 @@ def array_of(
     raw: bytes, dtype: type[Array], most: int, what: str, length: int | None = None
 ) -> NDArray[Array]:
     """The numbers in a message. Raises ProtocolError for a broken, too long or wrong number."""
-    size = np.dtype(dtype).itemsize
+    size = _SIZES[dtype]
     count, odd = divmod(len(raw), size)
     if odd or count > most or (length is not None and count != length):
         expected = f"{length} numbers" if length is not None else f"at most {most} numbers"

@@ -1,0 +1,74 @@
+"""Tickets that were given back: on their way to the daemon with the next request, or soon.
+
+Decides how long a release may wait for a request that takes it along. Between two demands it then
+costs neither end a system call, and the daemon no turn; a caller that goes on to compute gives its
+leases back all the same. Refuses to know sockets.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable
+
+from prefetchd.sidecar.conversation import release_frame
+
+WAIT_S = 0.005
+
+
+class Releases:
+    """`flush` has those sent that nothing took along. It is a bound method, whose owner this does
+    not keep alive. All other methods are called under the owner's lock."""
+
+    def __init__(self, flush: Callable[[], None]) -> None:
+        self.waiting: list[int] = []
+        self._called = threading.Event()
+        self._flush = weakref.WeakMethod(flush, lambda _: self._called.set())
+        self._thread: threading.Thread | None = None
+        self._taken = False
+        self.awake = False
+        """Whether its thread looks again."""
+
+    def add(self, number: int) -> None:
+        self.waiting.append(number)
+        if self.awake:
+            return
+        self.awake = True
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="prefetchd-release", daemon=True)
+            self._thread.start()
+        self._called.set()
+
+    def take(self) -> bytes:
+        """What tells the daemon of all of them; empty if there are none."""
+        numbers, self.waiting = self.waiting, []
+        self._taken = True
+        return release_frame(numbers) if numbers else b""
+
+    def look(self) -> bool:
+        """Whether they have waited long enough. With nothing new, the thread rests."""
+        due = bool(self.waiting) and not self._taken
+        self.awake = bool(self.waiting) or self._taken
+        self._taken = False
+        return due
+
+    def clear(self) -> None:
+        """The daemon has gone, and with it what was held there."""
+        self.waiting = []
+
+    def _run(self) -> None:
+        while self._flush() is not None:
+            self._called.wait()
+            self._called.clear()
+            while self.awake:
+                time.sleep(WAIT_S)
+                if not self._owner_lives():
+                    return
+
+    def _owner_lives(self) -> bool:
+        flush = self._flush()
+        if flush is None:
+            return False
+        flush()
+        return True

@@ -70,13 +70,13 @@ class Recorder:
         if not waiting:
             return
         try:
-            while waiting and not self._ended:
+            while waiting:
                 if not self._writer.put(waiting.popleft(), self._limit_bytes):
                     self._end(f"it has reached its {self._limit_bytes} bytes")
+                    waiting.clear()
             self._file.flush()
         except OSError as error:
             self._end(errno_name(error.errno or 0))
-        if self._ended:
             waiting.clear()
 
     def close(self) -> None:

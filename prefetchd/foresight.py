@@ -56,6 +56,10 @@ class Foresight:
         """Whether hints keep coming, so that planning may wait for the next one."""
         return self._hint_driven > 0
 
+    @property
+    def predictor(self) -> Guarded:
+        return self._predictor
+
     def demanded(self, pages: Ids, now_ns: int, *, missed: bool) -> bool:
         """A demand came; whether it asks for a turn of learning and planning."""
         self._stands = self._stands and self._observer.all_foretold(pages)

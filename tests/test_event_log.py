@@ -17,6 +17,7 @@ import pytest
 from prefetchd import PageHint, connect
 from prefetchd.lab.event_log import Known, read_log
 from prefetchd.model import Demanded, IoClass, Read
+from prefetchd.planner import PlannerLimits
 from prefetchd.sidecar import recording
 from prefetchd.sidecar.logs import JsonLines
 from prefetchd.sidecar.namespace import Namespaces, NamespaceSettings, open_namespace
@@ -105,6 +106,19 @@ def test_a_log_whose_writer_cannot_follow_ends_and_nobody_waits(
         assert sum(used(served, 3).values()) == 3 * 3 * LAYERS
     assert "the log of events ends here: 3 events wait to be written" in caplog.text
     assert caplog.text.count("ends here") == 1
+
+
+def test_a_log_ends_where_the_core_is_changed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with recorded(tmp_path) as served:
+        used(served, 2)
+        served.runtime().engine.core.planner.limits = PlannerLimits(candidates_max=1)
+        used(served, 2)
+    assert "ends here: a policy or a limit was changed while serving" in caplog.text
+    path = str(tmp_path / "events" / "default.events")
+    told = json.loads(run_here(capsys, "simulate", "events", path, "--json").out)
+    assert told["demands"] == 2 * LAYERS
 
 
 def test_lines_for_machines_say_whose_where_and_why(

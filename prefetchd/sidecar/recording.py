@@ -1,7 +1,8 @@
 """Logs of events of a daemon's namespaces, which `prefetchd simulate events` replays.
 
 Decides where they lie and when one ends: it has all events from the opening on or it is of no use,
-so it ends where it has reached its size, or where its writer cannot follow. Events are put aside as
+so it ends where it has reached its size, where its writer cannot follow, or where the core's
+policies or limits are changed, which is no event. Events are put aside as
 they happen and written by a thread of the log's own. The format is the event log's.
 """
 
@@ -13,6 +14,7 @@ from collections import deque
 from functools import partial
 from pathlib import Path
 
+from prefetchd.core import Core
 from prefetchd.hostinfo import errno_name
 from prefetchd.lab.event_log import Entry, Header, Known, LogWriter, watch
 from prefetchd.model import Command, Event
@@ -27,8 +29,10 @@ _WAITING_MAX = 1 << 16
 class Recorder:
     """Of one namespace, from now until `close`."""
 
-    def __init__(self, path: Path, header: Header, limit_bytes: int) -> None:
+    def __init__(self, core: Core, path: Path, header: Header, limit_bytes: int) -> None:
         """Raises OSError."""
+        self._core = core
+        self._built = _built(core)
         self._path = path
         self._limit_bytes = limit_bytes
         if path.exists():
@@ -44,6 +48,9 @@ class Recorder:
     def note(self, now_ns: int, event: Event | Known, commands: list[Command]) -> None:
         """Called under the engine's lock."""
         if self._ended:
+            return
+        if any(new is not old for new, old in zip(_built(self._core), self._built, strict=True)):
+            self._end("a policy or a limit was changed while serving")
             return
         self._waiting.append((now_ns, event, commands))
         if len(self._waiting) > _WAITING_MAX:
@@ -63,13 +70,13 @@ class Recorder:
         if not waiting:
             return
         try:
-            while waiting and not self._ended:
+            while waiting:
                 if not self._writer.put(waiting.popleft(), self._limit_bytes):
                     self._end(f"it has reached its {self._limit_bytes} bytes")
+                    waiting.clear()
             self._file.flush()
         except OSError as error:
             self._end(errno_name(error.errno or 0))
-        if self._ended:
             waiting.clear()
 
     def close(self) -> None:
@@ -80,6 +87,11 @@ class Recorder:
             self._file.close()
         except OSError as error:
             self._end(errno_name(error.errno or 0))
+
+
+def _built(core: Core) -> tuple[object, ...]:
+    """What a core is made of, as far as it may be given another while it serves."""
+    return core.staging.eviction, core.foresight.predictor, core.limits, core.planner.limits
 
 
 def record_events(namespaces: Namespaces, folder: Path, limit_bytes: int) -> None:
@@ -98,7 +110,7 @@ def _record(folder: Path, limit_bytes: int, namespace: Namespace) -> None:
         evict=runtime.options.evict,
     )
     try:
-        recorder = Recorder(path, header, limit_bytes)
+        recorder = Recorder(runtime.engine.core, path, header, limit_bytes)
     except OSError as error:
         log.error("%s: no events are logged: %s", path, errno_name(error.errno or 0))
         return

@@ -26,7 +26,7 @@ from prefetchd import Client, Options, SidecarError, connect, uniform
 from prefetchd.bench.served import private_daemon
 from prefetchd.store_making import create
 from tests.runtime_bench import keys
-from tests.sidecar_bench import Process
+from tests.sidecar_bench import PATIENCE_S, Process
 
 LAYOUT = uniform(1, 4096)
 SLOTS, HELD_BLOCKS = 256, 512
@@ -109,14 +109,16 @@ def opening_s(store: Path) -> float:
     return (time.monotonic_ns() - started_ns) / 1e9
 
 
-def writing(address: str, first: int, stop: threading.Event) -> None:
-    """Put until the daemon is gone."""
+def writing(address: str, first: int, begun: threading.Event) -> None:
+    """Put until the daemon is gone; `begun` is set in the middle of it."""
     with suppress(SidecarError), connect(address) as kv:
         page = np.zeros((1, 1, 4096), np.uint8)
         for number in range(first, first + BATCH):
-            if stop.is_set() or kv.away:
+            if kv.away:
                 return
             kv.put(keys(1, number), page, durability="fast")
+            if number == first + BATCH // 4:
+                begun.set()
 
 
 def restart(blocks: int = 100_000) -> None:
@@ -136,12 +138,11 @@ def restart(blocks: int = 100_000) -> None:
             if how == "a clean end":
                 process.kill()
             elif how == "a kill":
-                stop = threading.Event()
-                writer = threading.Thread(target=writing, args=(process.address, blocks, stop))
+                begun = threading.Event()
+                writer = threading.Thread(target=writing, args=(process.address, blocks, begun))
                 writer.start()
-                time.sleep(1)
+                assert begun.wait(PATIENCE_S)
                 process.kill()
-                stop.set()
                 writer.join()
             else:
                 process.terminate()

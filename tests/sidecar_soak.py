@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from threading import Event
 from typing import Annotated
 
 import numpy as np
@@ -113,11 +114,12 @@ class Load:
     ) -> Tally:
         client = _Client(self.address, number)
         begin()
-        end_s = time.monotonic() + self.seconds
+        end_s, never = time.monotonic() + self.seconds, Event()
         while client.tally.steps < self.steps and time.monotonic() < end_s:
             client.step()
             progress(1)
-            time.sleep(self.pause_s)
+            if self.pause_s:
+                never.wait(self.pause_s)
         client.kv.close()
         return client.tally
 
@@ -307,9 +309,9 @@ def usable_slots(kv: Client) -> int:
 
 def until(true: Callable[[], bool], seconds: float = 20.0) -> None:
     """Or until the time is over: what is still wrong then is told."""
-    end_s = time.monotonic() + seconds
+    end_s, never = time.monotonic() + seconds, Event()
     while not true() and time.monotonic() < end_s:
-        time.sleep(0.01)
+        never.wait(0.01)
 
 
 def tell(found: Soak) -> None:

@@ -88,13 +88,15 @@ class Crowded:
         return [first, *(replace(log, after=None) for log in others)]
 
     def _connect(self, address: str) -> Client:
+        """A namespace that is made has room for an earlier replay's blocks, too: what is leased is
+        kept from eviction up to half of a store."""
         crowd = self.crowd
         return connect(
             address,
             namespace=crowd.namespace,
             token=crowd.token,
             layout=layout_of(self.settings),
-            blocks=self.requests.distinct * crowd.clients,
+            blocks=2 * self.requests.distinct * crowd.clients,
         )
 
 

@@ -13,15 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from prefetchd.eviction import Eviction
+from prefetchd.line_length import LineLength
 from prefetchd.model import NO_IDS, Codes, Geometry, Ids, IoClass, Mask, Scores, Slots, every, some
 
 FREE, READING, READY, ABANDONED = range(4)
 _KEPT_SHARE_MAX = 0.5  # of the slots: what a predictor may ask to hold
 _RESERVE_MAX, _RESERVE_SHARE = 8, 1 / 256  # slots kept free for demands
 _VICTIMS_SPARE = 8
-_VICTIMS_AHEAD, _VICTIMS_SHARE = 32, 1 / 256  # chosen ahead of time: to choose is to weigh all
-_TURNS_AHEAD, _AHEAD_SHARE_MAX, _PACE_TURNS = 10, 1 / 128, 8
-_AHEAD_MIN, _AHEAD_SHARE = 16, 1 / 64  # of few slots, many ahead would be stale
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +73,7 @@ class Staging:
         self.reserve = min(_RESERVE_MAX, int(slots * _RESERVE_SHARE))
         self._spare = 0  # the same for prefetches; none before the first
         self._queue: Slots = np.empty(0, np.int64)  # victims lined up, worst first
-        self._few = int(slots * _VICTIMS_SHARE)  # used so far, they say that others may be worse
-        few = min(_VICTIMS_AHEAD, int(slots * _AHEAD_SHARE))
-        self._ahead = self._ahead_min = max(few, _AHEAD_MIN, self._few)
-        self._ahead_max = int(slots * _AHEAD_SHARE_MAX)
-        self._taken, self._pace = 0, 0.0  # slots since the last turn, and in a turn
-        self._lined_up = 0  # when they were chosen
+        self._line = LineLength(slots)
         self._queue_worth: Scores | None = None  # one a victim, if the policy has an opinion
         self._untold: list[_Came | _Gone] = []  # not yet shown to the policy
 
@@ -93,8 +86,8 @@ class Staging:
     def choosing(self) -> bool:
         """Whether the next `replenish` is to line up victims."""
         free, left = self._free_count - self.reserve, len(self._queue)
-        stale = free < 0 and self._lined_up - left >= self._few
-        return stale or free - self._spare + left < self._ahead // 2
+        stale = free < 0 and self._line.stale(left)
+        return stale or free - self._spare + left < self._line.wanted // 2
 
     def replenish(self) -> tuple[Evicted, Mask]:
         """Empty the worst slots until what demands and the next prefetches take is free again, and
@@ -104,15 +97,11 @@ class Staging:
         """
         beyond = self._free_count - self.reserve - self._spare
         for_demands, lacking = max(0, self.reserve - self._free_count), max(0, -beyond)
-        if self._taken:
-            self._pace += (self._taken - self._pace) / _PACE_TURNS
-            self._taken = 0
+        self._line.turn()
         if self.choosing:
-            enough = min(int(_TURNS_AHEAD * self._pace), self._ahead_max)
-            self._ahead = max(self._ahead_min, enough)
             self.tell()
-            self._queue = self.eviction.victims(lacking + self._ahead, self.evictable())
-            self._lined_up = len(self._queue)
+            self._queue = self.eviction.victims(lacking + self._line.wanted, self.evictable())
+            self._line.chosen(len(self._queue))
             self._queue_worth = self.eviction.worth(self._queue)
         if lacking == 0:
             return NONE_EVICTED, NO_MASK
@@ -149,7 +138,7 @@ class Staging:
             free = max(0, free - self.reserve)
             if io_class == IoClass.PREFETCH:
                 self._spare = self.reserve
-                if confidence is not None and len(pages) <= free <= self._ahead:
+                if confidence is not None and len(pages) <= free <= self._line.wanted:
                     pages = pages[: self._worthwhile(confidence)]
         if len(pages) <= free:
             slots, evicted = self._take_free(len(pages)), NONE_EVICTED
@@ -161,7 +150,7 @@ class Staging:
             if io_class == IoClass.DEMAND:
                 self.kept[victims] = False
             slots = np.concatenate([self._take_free(free), victims]) if free else victims
-        self._taken += len(slots)
+        self._line.took(len(slots))
         if len(slots):
             self._fill(slots, pages[: len(slots)], io_class, sources)
         return slots, evicted

@@ -115,12 +115,14 @@ class Connection:
         if not data:
             self.end("it has closed")
         elif not self._refused:
+            behind = bool(self._frames.whole)
             try:
                 self._frames.feed(data)
             except ProtocolError as error:
                 self.refuse("protocol", str(error))
                 return
-            self._settle()
+            if behind:  # else its turn is most likely now, and the socket is looked at as before
+                self._settle()
 
     def work(self) -> int:
         """Answer one message of those that have come; what that has cost."""

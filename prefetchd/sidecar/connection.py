@@ -128,12 +128,14 @@ class Connection:
         if not data:
             self.end("it has closed")
         elif not self._refused:
+            behind = bool(self._frames.whole)
             try:
                 self._frames.feed(data)
             except ProtocolError as error:
                 self.refuse("protocol", str(error))
                 return
-            self._settle()
+            if behind:  # else its turn is most likely now, and the socket is looked at as before
+                self._settle()
 
     def work(self) -> int:
         """Answer some of what has come, all with one write; what that has cost."""

@@ -79,7 +79,7 @@ class Foresight:
             self._hint_driven = _HINT_DRIVEN_DEMANDS if self._predictor.guesses else 0
         elif isinstance(hint, DoneHint):
             # Its last demands came before its end, or they would look like a new request's.
-            while self._observer.show_next(at_once=True):
+            while self._observer.show_next(at_once=True, early=True):
                 pass
             if len(hint.blocks):
                 self._observer.ended(hint.blocks, rests=hint.reason in RESTS)
@@ -144,7 +144,7 @@ class Foresight:
         self.unfinished = guess.restores and cut
         left_out = self.unfinished or self._planner.distrusts
         # What the predictor has not been shown yet may well bring something new.
-        unseen = self._observer.due(at_once=False, early=True)
+        unseen = self._observer.unshown
         self._stands = guess.restores and not (left_out or unseen or len(guess.keep))
         if self._stands or self._observer.foretold:
             self._observer.foretell(guess.pages if self._stands else NO_IDS)

@@ -228,7 +228,7 @@ def test_the_oldest_that_is_unseen_is_dropped_and_crowds_before() -> None:
         assert unseen.crowded == (number >= CROWDED)
         unseen.add((np.array([-1]), access_of(np.array([number]), None)))
     assert len(unseen) == UNSEEN_MAX
-    assert unseen.oldest().accesses[0].pages.tolist() == [5]
+    assert unseen.batch().accesses[0].pages.tolist() == [5]
 
 
 @pytest.mark.parametrize("name", names("predictor"))

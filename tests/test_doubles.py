@@ -20,7 +20,7 @@ def test_of_two_blocks_with_one_key_the_older_one_goes(tmp_path: Path) -> None:
     pages = content(2)
     with open_plain(tmp_path / "kv", options) as runtime:
         old = runtime.put(keys(1), pages[:1]).blocks
-        harm_next(runtime, (0, "eio"), (1, "eio"), (2, "eio"))
+        harm_next(runtime, (0, "eio"), (2, "eio"), (4, "eio"))  # between them, the journal
         with runtime.engine.lock:
             assert runtime.room._evict(mine=False)
         writer = runtime._parts.driver.writer

@@ -33,8 +33,9 @@ from prefetchd.sidecar.conversation import (
 )
 from prefetchd.sidecar.handshake import AwayError, SidecarError
 from prefetchd.sidecar.loop_line import LoopLine
-from prefetchd.sidecar.protocol import AskStats, Hello, Reply, Told
+from prefetchd.sidecar.protocol import AskStats, Hello
 from prefetchd.sidecar.remote import RemotePut, RemoteTicket
+from prefetchd.sidecar.replies import Reply, Told
 from prefetchd.sidecar.wire import frame
 from prefetchd.sidecar.writes import NO_END_NS, fail
 from prefetchd.stats import Stats

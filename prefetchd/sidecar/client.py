@@ -35,9 +35,10 @@ from prefetchd.sidecar.handshake import AwayError
 from prefetchd.sidecar.line import Line
 from prefetchd.sidecar.link import Link
 from prefetchd.sidecar.place import path_of
-from prefetchd.sidecar.protocol import AskStats, Hello, Told
+from prefetchd.sidecar.protocol import AskStats, Hello
 from prefetchd.sidecar.remote import RemotePut, RemoteTicket
 from prefetchd.sidecar.remote_growing import RemoteGrowing, grow
+from prefetchd.sidecar.replies import Told
 from prefetchd.sidecar.wire import frame
 from prefetchd.sidecar.writes import NO_END_NS, Piece, Writes, fail
 from prefetchd.stats import Stats

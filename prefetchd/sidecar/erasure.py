@@ -25,7 +25,8 @@ from prefetchd.sidecar.namespace import (
     NamespaceSettings,
     open_namespace,
 )
-from prefetchd.sidecar.protocol import Erase, Erased, Hello, Shape
+from prefetchd.sidecar.protocol import Erase, Hello, Shape
+from prefetchd.sidecar.replies import Erased
 from prefetchd.sidecar.told import layout_told
 from prefetchd.store import StoreError
 from prefetchd.store_opening import Opening, exists, superblock_of

@@ -19,8 +19,9 @@ from pathlib import Path
 from prefetchd.sidecar.conversation import Answered, Attachment
 from prefetchd.sidecar.handshake import SidecarError, attach
 from prefetchd.sidecar.link import READ_BYTES, TICK_NS, Link
-from prefetchd.sidecar.protocol import Hello, Reply
+from prefetchd.sidecar.protocol import Hello
 from prefetchd.sidecar.releases import Releases
+from prefetchd.sidecar.replies import Reply
 from prefetchd.sidecar.wire import ProtocolError
 
 log = logging.getLogger("prefetchd")

@@ -18,8 +18,9 @@ from prefetchd.sidecar.conversation import Answered, Attachment, release_frame
 from prefetchd.sidecar.handshake import SidecarError, attach
 from prefetchd.sidecar.line import PAUSE_MAX_S, PAUSE_S
 from prefetchd.sidecar.link import READ_BYTES, TICK_NS, Link
-from prefetchd.sidecar.protocol import Hello, Reply
+from prefetchd.sidecar.protocol import Hello
 from prefetchd.sidecar.releases import WAIT_S
+from prefetchd.sidecar.replies import Reply
 from prefetchd.sidecar.wire import ProtocolError
 
 log = logging.getLogger("prefetchd")

@@ -20,8 +20,9 @@ from prefetchd.sidecar.caller import ANSWER_NS
 from prefetchd.sidecar.handshake import SidecarError
 from prefetchd.sidecar.line import Line
 from prefetchd.sidecar.link import Link
-from prefetchd.sidecar.protocol import Drop, Error, Grow, Grown, Reply, Seal, Sealed, Write
+from prefetchd.sidecar.protocol import Drop, Grow, Seal, Write
 from prefetchd.sidecar.remote import RemotePut
+from prefetchd.sidecar.replies import Error, Grown, Reply, Sealed
 from prefetchd.sidecar.wire import frame
 from prefetchd.sidecar.writes import NO_END_NS
 from prefetchd.terms import check_terms

@@ -13,7 +13,8 @@ from functools import partial
 from pathlib import Path
 
 from prefetchd.assembly import Options
-from prefetchd.config import Config, ConfigError, limits_of, read_config, settings_of
+from prefetchd.config import ConfigError, limits_of, read_config, settings_of
+from prefetchd.config_tables import Config
 from prefetchd.engine import EngineError
 from prefetchd.guarded import PredictorError
 from prefetchd.registry import RegistryError

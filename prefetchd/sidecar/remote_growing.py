@@ -7,7 +7,6 @@ is to see it then. Refuses to know how bytes travel.
 from __future__ import annotations
 
 import threading
-from types import TracebackType
 from typing import Self
 
 import numpy as np
@@ -165,10 +164,5 @@ class RemoteGrowing:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.drop()

@@ -356,9 +356,11 @@ def test_a_file_that_is_read_again_is_applied_and_told(
             assert f"namespace a: changed {words}" in said
         assert (kv.stats().evict, kv.stats().predictor) == ("cycle", "auto")
 
-        write(staging="2MiB", made="[made]\nenabled = true", more="token = 'x'")
+        http, salted = "256\nhttp = '127.0.0.1:1'", "token = 'x'\nsalt = 'y'"
+        write(clients=http, staging="2MiB", made="[made]\nenabled = true", more=salted)
         said = reload()
-        assert "[made]: needs a restart" in said
+        for what in ("[daemon] http", "namespace a: salt", "[made]"):
+            assert f"{what}: needs a restart" in said
         assert "staging_bytes from 1048576 to 2097152: needs a restart" in said
         assert "who may use it has changed" in said
         assert "changed evict from cycle to lru" in said

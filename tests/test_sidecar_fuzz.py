@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from prefetchd import Client, connect
-from prefetchd.sidecar import protocol
+from prefetchd.sidecar import replies
 from prefetchd.sidecar.handshake import hello_for
 from prefetchd.sidecar.protocol import (
     Advise,
@@ -156,7 +156,7 @@ CALM = settings(
 @given(requests=st.lists(REQUESTS, max_size=8))
 def test_any_messages_are_answered_or_refused(bench: Bench, requests: list[Request]) -> None:
     answers = bench.attack(b"".join(map(frame, requests)), greeted=True)
-    assert isinstance(answers[0], protocol.Welcome)
+    assert isinstance(answers[0], replies.Welcome)
     asked = {getattr(request, "id", 0) for request in requests} | {0}
     assert {getattr(answer, "id", 0) for answer in answers} <= asked
     bench.check()

@@ -23,7 +23,8 @@ from prefetchd.sidecar.handshake import hello_for
 from prefetchd.sidecar.memory import Memory
 from prefetchd.sidecar.namespace import DeniedError, Namespaces, NamespaceSettings
 from prefetchd.sidecar.peers import Peer
-from prefetchd.sidecar.protocol import Demand, Find, Ping, Pong, Release
+from prefetchd.sidecar.protocol import Demand, Find, Ping, Release
+from prefetchd.sidecar.replies import Pong
 from prefetchd.sidecar.session import Session
 from prefetchd.sidecar.shares import Window
 from prefetchd.sidecar.wire import Frames, frame, raw_of, reply_of

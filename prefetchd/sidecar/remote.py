@@ -13,7 +13,7 @@ from typing import Any, Self
 from prefetchd.gpu import GpuDevice
 from prefetchd.model import Ids, Ready, Slots
 from prefetchd.sidecar.conversation import Attachment, nothing, ready_of
-from prefetchd.sidecar.protocol import Error, Reply
+from prefetchd.sidecar.replies import Error, Reply
 from prefetchd.sidecar.wire import ProtocolError
 from prefetchd.tickets import Driven, PageMissing, PutTicket, Ticket
 

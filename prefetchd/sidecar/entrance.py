@@ -1,6 +1,6 @@
 """A client's first message: let in, told why not, or kept waiting until its namespace is open.
 
-Decides in which order that goes. Who is let in is `namespace`'s to decide, what a welcome says
+Decides in which order that goes. Who is let in is `namespaces`' to decide, what a welcome says
 `greeting`'s; opening has a thread of its own, and one that is being erased is waited for like one
 that is being opened. Refuses to know sockets.
 """
@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from prefetchd.sidecar.erasure import Eraser
 from prefetchd.sidecar.greeting import greet
-from prefetchd.sidecar.namespace import DeniedError, Namespace, NamespaceSettings
+from prefetchd.sidecar.namespace import Namespace, NamespaceSettings
+from prefetchd.sidecar.namespaces import DeniedError
 from prefetchd.sidecar.protocol import VERSION, Erase, Hello
 from prefetchd.sidecar.tenancy import CANNOT_OPEN, opened_or_why
 

@@ -19,12 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prefetchd import erasing, store_making
-from prefetchd.sidecar.namespace import (
-    DeniedError,
-    Namespace,
-    NamespaceSettings,
-    open_namespace,
-)
+from prefetchd.sidecar.namespace import Namespace, NamespaceSettings, open_namespace
+from prefetchd.sidecar.namespaces import DeniedError
 from prefetchd.sidecar.protocol import Erase, Hello, Shape
 from prefetchd.sidecar.replies import Erased
 from prefetchd.sidecar.told import layout_told

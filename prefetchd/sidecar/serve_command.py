@@ -26,7 +26,8 @@ from prefetchd.config_tables import EXAMPLE, Config
 from prefetchd.sidecar.http import Http
 from prefetchd.sidecar.logs import log_as_json
 from prefetchd.sidecar.memory import Memory
-from prefetchd.sidecar.namespace import Namespaces, NamespaceSettings, open_namespace
+from prefetchd.sidecar.namespace import NamespaceSettings, open_namespace
+from prefetchd.sidecar.namespaces import Namespaces
 from prefetchd.sidecar.place import Place, default_socket, state_folder
 from prefetchd.sidecar.recording import record_events
 from prefetchd.sidecar.reloading import Reloader

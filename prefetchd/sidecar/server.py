@@ -27,7 +27,8 @@ from prefetchd.sidecar.drives import Drives
 from prefetchd.sidecar.entrance import Entrance
 from prefetchd.sidecar.greeting import ServerLimits
 from prefetchd.sidecar.loop_turns import LoopTurns
-from prefetchd.sidecar.namespace import Namespace, Namespaces
+from prefetchd.sidecar.namespace import Namespace
+from prefetchd.sidecar.namespaces import Namespaces
 from prefetchd.sidecar.place import Place
 from prefetchd.sidecar.supervisor import NOBODY
 from prefetchd.sidecar.tenancy import collect, use_drives

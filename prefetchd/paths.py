@@ -81,10 +81,27 @@ class Paths:
         self._said: set[tuple[str, int]] = set()
 
     def lose(self, path: int) -> None:
-        """This path was not there when the store was opened."""
+        """This path is not there; no operation is for it, and it is not probed."""
         self._reading[path].lost()
         self._writing[path].lost()
         self._close(path, reading=True)
+
+    def found(self, path: int, name: str) -> None:
+        """It is there (again), with nothing on it; another one if it has another name."""
+        if name != self.names[path]:
+            self.names = (*self.names[:path], name, *self.names[path + 1 :])
+            self._said = {said for said in self._said if said[1] != path}
+            for counts in (self.bytes_read, self.bytes_written, self.refused):
+                counts[path] = 0
+        self._reading[path], self._writing[path] = Health(), Health()
+        if self.unreadable[path]:
+            self.unreadable[path] = False
+            self._catalog.index.resume(path)
+        self._write_again(path)
+        self.uneasy = any(h.state for h in (*self._reading, *self._writing))
+
+    def probing(self, path: int) -> bool:
+        return path in self._probing
 
     def drain(self, path: int) -> None:
         """From here on new blocks go to the others."""
@@ -148,12 +165,15 @@ class Paths:
         if self.unreadable[path] or self._writing[path].state == State.FAILED:
             return
         if self.unwritable[path]:
-            self.unwritable[path] = False
-            self._commit.broken.discard(path)
-            if path not in self.draining:
-                self._catalog.free.unbar(path)
-            self._commit.retry(path)
+            self._write_again(path)
             log.warning("%s: this path is written again", self.names[path])
+
+    def _write_again(self, path: int) -> None:
+        self.unwritable[path] = False
+        self._commit.broken.discard(path)
+        if path not in self.draining:
+            self._catalog.free.unbar(path)
+        self._commit.retry(path)
         self.down = bool(self.unwritable.any())
 
     def probes(self, now_ns: int) -> Ops | None:

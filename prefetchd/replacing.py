@@ -43,7 +43,8 @@ def replace_path(
         )
         paths = list(shape.paths)
         paths[number] = str(new.absolute())
-        store.superblocks[0] = msgspec.structs.replace(shape, paths=tuple(paths))
+        detached = tuple(other for other in shape.detached if other != number)
+        store.superblocks[0] = msgspec.structs.replace(shape, paths=tuple(paths), detached=detached)
         store.missing |= {number}  # nothing is written to the old one any more
     finally:
         parts.close(clean=True)

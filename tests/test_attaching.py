@@ -1,0 +1,229 @@
+"""A path is taken out of use and another drive takes its place, while requests go on."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from prefetchd import Runtime, StoreError
+from prefetchd.arena import aligned_arena
+from prefetchd.device import OP, READ, DeviceError, File, StorageDevice
+from prefetchd.registry import storage_device_class
+from prefetchd.testing import drain as reaped
+from tests.runtime_bench import content, keys
+from tests.test_draining import OPTIONS, left, open_three, read_all, until
+from tests.test_reconfigure import asking
+
+ENGINES = ("threads", "uring", "liburing")
+
+
+def options_of(device: str) -> Any:
+    return replace(OPTIONS, device=device)
+
+
+def emptied(kv: Runtime, folder: Path) -> None:
+    number = kv.folders.index(folder)
+    kv.reconfigure(drain=(str(folder),))
+    until(kv, lambda: left(kv, number) == 0)
+
+
+def open_here(folder: Path, **words: Any) -> Runtime:
+    return open_three(folder, replace(OPTIONS, **words))
+
+
+def descriptors_of(folder: Path) -> int:
+    """How many this process has on what lies in a folder."""
+    there = Path("/proc/self/fd")
+    links = [os.readlink(there / name) for name in os.listdir(there) if (there / name).is_symlink()]
+    return sum(link.startswith(f"{folder}/") for link in links)
+
+
+@pytest.mark.parametrize("device", ENGINES)
+def test_a_drive_is_changed_while_everything_goes_on(tmp_path: Path, device: str) -> None:
+    pages = content(24)
+    old, new = tmp_path / "b", tmp_path / "d"
+    with open_three(tmp_path, options_of(device)) as kv:
+        if any("going on with" in note for note in kv.notes):
+            pytest.skip(str(kv.notes))
+        kv.put(keys(24), pages).wait()
+        emptied(kv, old)
+        kv.reconfigure(lease_s=600)
+        blocks = kv.lookup(keys(24))  # which are not evicted from here on
+        some = blocks[blocks % 3 == 2][:3]  # on a path that stays
+        chosen = [int(np.flatnonzero(blocks == block)[0]) for block in some]
+        with asking(kv, pages[chosen], some) as more:
+            rounds = more()
+            kv.detach(old)
+            kv.detach(old)
+            assert descriptors_of(old) == 0
+            assert more() > rounds
+            assert [one.reading for one in kv.stats().paths] == ["healthy", "failed", "healthy"]
+            shutil.rmtree(old)
+            rounds = more()
+            kv.attach(old, new, fill=False)
+            assert more() > rounds
+            until(kv, lambda: left(kv, 1) > 0)
+        assert kv.folders == (tmp_path / "a", new, tmp_path / "c")
+        paths = kv.stats().paths
+        assert [one.reading for one in paths] == ["healthy"] * 3
+        assert (paths[1].path, paths[1].draining) == (str(new / "extents.dat"), False)
+        assert paths[1].bytes_written > 0
+        assert kv.options.drain == ()
+        kv.put(keys(6, 1000), content(6)).wait()
+        assert np.array_equal(read_all(kv, keys(24)), pages)
+        assert kv.stats().failures == {}
+        visible = kv.stats().blocks_visible
+    for scan in (False, True):
+        with open_here(tmp_path, scan=scan) as kv:
+            assert kv.folders[1] == new
+            assert kv.stats().blocks_visible == visible
+            assert np.array_equal(read_all(kv, keys(24)), pages)
+
+
+def test_a_detached_path_stays_away_until_it_is_attached_again(tmp_path: Path) -> None:
+    pages = content(24)
+    with open_here(tmp_path) as kv:
+        kv.put(keys(24), pages).wait()
+        emptied(kv, tmp_path / "c")
+        kv.detach(tmp_path / "c")
+    for scan in (False, True):  # it is there, and is not used all the same
+        with open_here(tmp_path, scan=scan) as kv:
+            assert any("is detached" in note for note in kv.notes)
+            assert np.array_equal(read_all(kv, keys(24)), pages)
+            assert left(kv, 2) == 0
+            assert descriptors_of(tmp_path / "c") == 0
+    with open_here(tmp_path) as kv:
+        kv.attach(tmp_path / "c", fill=False)
+        assert kv.put(keys(30, 100), content(30)).wait().failures == []
+        assert left(kv, 2) > 0
+    with open_here(tmp_path, scan=True) as kv:
+        assert "without part" not in str(kv.notes)
+        assert np.array_equal(read_all(kv, keys(30, 100)), content(30))
+
+
+def test_a_path_that_was_away_is_replaced(tmp_path: Path) -> None:
+    with open_here(tmp_path) as kv:
+        kv.put(keys(24), content(24)).wait()
+        emptied(kv, tmp_path / "c")
+    shutil.rmtree(tmp_path / "c")
+    with open_three(tmp_path, options_of("uring"), allow_missing_paths=True) as kv:
+        kv.attach(tmp_path / "c", tmp_path / "d", fill=False)
+        kv.put(keys(30, 100), content(30)).wait()
+        assert left(kv, 2) > 0
+        assert np.array_equal(read_all(kv, keys(24)), content(24))
+    with open_here(tmp_path) as kv:
+        assert np.array_equal(read_all(kv, keys(30, 100)), content(30))
+
+
+class Fixed(storage_device_class("threads")):  # type: ignore[misc]
+    """A device that keeps its files."""
+
+    change_file = StorageDevice.change_file
+
+
+def test_what_cannot_be_done_is_refused_in_words_and_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "f").touch()
+    with open_here(tmp_path) as kv:
+        kv.put(keys(24), content(24)).wait()
+        emptied(kv, tmp_path / "c")
+        for old, new, words in (
+            ("a", "d", "its first path cannot go"),
+            ("x", "d", "has no path"),
+            ("b", "d", "blocks lie on .*; drain it first"),
+            ("c", "b", "has the path .* already"),
+            ("c", None, "is in use; detach it first"),
+            ("c", "no/such", "create its parent folder first"),
+            ("c", "f", "is a file and no folder"),
+            ("c", "d" * 4000, "too long"),
+        ):
+            with pytest.raises(StoreError, match=words):
+                kv.attach(tmp_path / old, new and tmp_path / new)
+        for path, words in (("a", "first path"), ("x", "has no path"), ("b", "drain it first")):
+            with pytest.raises(StoreError, match=words):
+                kv.detach(tmp_path / path)
+        assert [one.reading for one in kv.stats().paths] == ["healthy"] * 3
+        kv.reconfigure(drain=())
+        kv.put(keys(12, 100), content(12)).wait()
+        assert kv._parts.catalog.free.barred == set(), "it is used again"
+    assert not (tmp_path / "d").exists()
+    with open_three(tmp_path, replace(OPTIONS, device=Fixed)) as kv:
+        for go in (kv.detach, lambda old: kv.attach(old, tmp_path / "d", fill=False)):
+            emptied(kv, tmp_path / "c")
+            with pytest.raises(DeviceError, match="cannot change a file while it is open"):
+                go(tmp_path / "c")
+        assert [one.reading for one in kv.stats().paths] == ["healthy"] * 3
+        assert not (tmp_path / "d").exists()
+    with open_here(tmp_path) as kv:
+        assert kv.folders[2] == tmp_path / "c"
+        assert kv.stats().blocks_visible == 36
+    with open_three(tmp_path, read_only=True) as kv, pytest.raises(StoreError, match="reading"):
+        kv.detach(tmp_path / "c")
+
+
+def test_a_store_that_cannot_be_told_leaves_the_path_out_of_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever paths the medium names then, nothing lies on the one in question."""
+
+    def broken(*_: object) -> None:
+        raise OSError(5, "no")
+
+    with open_here(tmp_path) as kv:
+        kv.put(keys(24), content(24)).wait()
+        emptied(kv, tmp_path / "c")
+        kv.reconfigure(drain=())
+        with monkeypatch.context() as patch:
+            patch.setattr("prefetchd.store.os.fdatasync", broken)
+            with pytest.raises(StoreError, match="EIO"):
+                kv.attach(tmp_path / "c", tmp_path / "d", fill=False)
+        assert kv.put(keys(10, 100), content(10)).wait().failures == []
+        assert left(kv, 2) == 0
+    for scan in (False, True):
+        with open_here(tmp_path, scan=scan) as kv:
+            assert np.array_equal(read_all(kv, keys(24)), content(24))
+            assert np.array_equal(read_all(kv, keys(10, 100)), content(10))
+
+
+def opened(paths: Sequence[Path]) -> list[File]:
+    return [File(os.open(path, os.O_RDWR), str(path), 8192) for path in paths]
+
+
+@pytest.mark.parametrize("device", [*ENGINES, "plain uring"])
+def test_a_device_reads_the_new_file(
+    tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = [tmp_path / name for name in "abc"]
+    for number, place in enumerate(places):
+        place.write_bytes(bytes([number + 1]) * 8192)
+    files = opened(places)
+    arena = aligned_arena(8192, 4096)
+    kind = storage_device_class(device.rsplit(maxsplit=1)[-1])
+    if device == "plain uring":
+        monkeypatch.setattr(kind, "_register_files", lambda self: False)
+    try:
+        engine = kind(files[:2], arena, 4)
+    except DeviceError as error:
+        pytest.skip(str(error))
+    ops = np.zeros(1, OP)
+    ops["length"], ops["file"], ops["kind"] = 4096, 1, READ
+    for file, result, byte in (
+        (None, 4096, 2),
+        (files[2], 4096, 3),
+        (File(-1, "", 8192), -9, 3),
+        (files[0], 4096, 1),
+    ):
+        if file is not None:
+            engine.change_file(1, file)
+        engine.submit(ops)
+        assert reaped(engine, 1)["result"].tolist() == [result]
+        assert arena[0] == byte
+    engine.close()
+    for file in files:
+        os.close(file.fd)

@@ -46,9 +46,9 @@ class Attaching(Reconfiguring):
         """The paths of the store, in order, those that are away or detached included."""
         return self._parts.store.directories
 
-    def detach(self, path: str | Path) -> None:
+    def detach(self, path: str | Path) -> bool:
         """Use this path, which is empty, no more: its drive may be taken away. Every later opening
-        does without it, until another takes its place. Harmless when repeated.
+        does without it, until another takes its place. Returns whether it was not detached before.
 
         Raises StoreError: not of this store, the first one, not empty, still in use by operations
         that do not end, or the store cannot be told; DeviceError, if files cannot be changed on
@@ -59,7 +59,7 @@ class Attaching(Reconfiguring):
             number = self._number(path)
             store = self._parts.store
             if number in store.superblock.detached:
-                return
+                return False
             self._shut(number)
             old = store.files[number]
             none = File(-1, str(store.directories[number]), old.size_bytes, old.alignment_bytes)
@@ -74,6 +74,7 @@ class Attaching(Reconfiguring):
                 self._hold(number, none, -1)
                 store.missing |= {number}
         log.info("%s: this path is detached, its drive may go", path)
+        return True
 
     def attach(
         self,

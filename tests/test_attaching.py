@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +17,14 @@ import pytest
 
 from prefetchd import Runtime, StoreError
 from prefetchd.arena import aligned_arena
+from prefetchd.config import read_config, settings_of
 from prefetchd.device import OP, READ, DeviceError, File, StorageDevice
 from prefetchd.registry import storage_device_class
+from prefetchd.sidecar.namespace import NamespaceSettings
+from prefetchd.sidecar.reloading import Reloader
 from prefetchd.testing import drain as reaped
 from tests.runtime_bench import content, keys
+from tests.sidecar_bench import daemon
 from tests.test_draining import OPTIONS, left, open_three, read_all, until
 from tests.test_reconfigure import asking
 
@@ -227,3 +234,81 @@ def test_a_device_reads_the_new_file(
     engine.close()
     for file in files:
         os.close(file.fd)
+
+
+# --- a daemon ---
+
+TABLE = """
+[namespaces.a]
+store = "{store}"
+layers = 3
+page_bytes = "12KiB"
+fill = false
+device = "threads"
+staging = "1MiB"
+predictor = "none"
+evict = "lru"
+{more}
+"""
+
+
+Again = Callable[..., str]
+
+
+@contextmanager
+def served(folder: Path, log: pytest.LogCaptureFixture, **more: Any) -> Iterator[tuple[Any, Again]]:
+    """The runtime of a daemon, and what has its configuration read again and gives what it logs."""
+    file = folder / "p.toml"
+
+    def settings(more: dict[str, Any]) -> dict[str, NamespaceSettings]:
+        lines = "\n".join(f"{name} = {value}" for name, value in more.items())
+        file.write_text(TABLE.format(store=folder / "a", more=lines))
+        read = settings_of(read_config(file).namespaces["a"])
+        return {"a": replace(read, options=replace(read.options, lease_s=0))}
+
+    with daemon(folder, settings(more)) as running:
+        reloader = Reloader(file, read_config(file), running.server)
+        running.connect(namespace="a")
+
+        def again(**more: Any) -> str:
+            settings(more)
+            log.clear()
+            running.server.interrupt(reloader.reload)
+            running.settle()
+            done = threading.Event()
+            running.server.aside(done.set)
+            assert done.wait(60)
+            return log.text
+
+        yield running.runtime("a"), again
+
+
+def test_a_configuration_that_is_read_again_changes_paths(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "prefetchd")
+    pages = content(12)
+    a, b, c, d, e = (str(tmp_path / name) for name in "abcde")
+    with open_here(tmp_path, namespace="a") as kv:
+        kv.put(keys(12), pages).wait()
+    with served(tmp_path, caplog, drain=[b, c]) as (kv, again):
+        until(kv, lambda: left(kv, 1) + left(kv, 2) == 0)
+        wanted = {"drain": [b, c], "detach": [c], "replace": f'{{ "{b}" = "{d}" }}'}
+        said = again(**wanted)
+        assert f"namespace a: {d} is in the place of {b}" in said
+        assert f"namespace a: {c} is detached, its drive may go" in said
+        said = again(**wanted)
+        assert "ERROR" not in said
+        assert "is detached" not in said
+        assert f"{a} is not detached: store {a}: its first path cannot go" in again(detach=[a])
+        kv.put(keys(20, 100), content(20)).wait()
+        assert f"{d} is not detached: store {a}: " in again(detach=[d])
+        assert np.array_equal(read_all(kv, keys(12)), pages)
+    shutil.rmtree(b)
+    shutil.rmtree(c)
+    caplog.clear()
+    both = f'{{ "{b}" = "{d}", "{c}" = "{e}" }}'
+    with served(tmp_path, caplog, drain=[b, c], replace=both) as (kv, _):
+        assert kv.folders[1:] == (Path(d), Path(e))
+        assert "ERROR" not in caplog.text
+        assert np.array_equal(read_all(kv, keys(12)), pages)

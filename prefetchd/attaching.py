@@ -73,6 +73,7 @@ class Attaching(Reconfiguring):
                     raise
                 self._hold(number, none, -1)
                 store.missing |= {number}
+            self._parts.driver.paths.detached.add(number)
         log.info("%s: this path is detached, its drive may go", path)
         return True
 

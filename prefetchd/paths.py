@@ -36,9 +36,9 @@ _FAILED_WORDS = {
 
 
 class PathStats(msgspec.Struct, frozen=True):
-    """One path: `reading` and `writing` are "healthy", "suspect" or "failed"; `refused` counts
-    operations that were not even tried, since the path had failed; `blocks`: extents in use, of all
-    namespaces; `draining`: they are being moved to the other paths."""
+    """One path: `reading` and `writing` are "healthy", "suspect", "failed" or "detached";
+    `refused` counts operations that were not even tried, since the path had failed; `blocks`:
+    extents in use, of all namespaces; `draining`: they are being moved to the other paths."""
 
     path: str
     reading: str
@@ -78,6 +78,8 @@ class Paths:
         self._probing: set[int] = set()
         self.draining: set[int] = set()
         """Paths on which no new block is written although they can be."""
+        self.detached: set[int] = set()
+        """Those that are away on purpose, of which nothing is missed."""
         self._said: set[tuple[str, int]] = set()
 
     def lose(self, path: int) -> None:
@@ -94,6 +96,7 @@ class Paths:
             for counts in (self.bytes_read, self.bytes_written, self.refused):
                 counts[path] = 0
         self._reading[path], self._writing[path] = Health(), Health()
+        self.detached.discard(path)
         if self.unreadable[path]:
             self.unreadable[path] = False
             self._catalog.index.resume(path)
@@ -218,12 +221,17 @@ class Paths:
 
     # --- what can be told ---
 
+    def _word(self, path: int, state: State) -> str:
+        return "detached" if path in self.detached else state.name.lower()
+
     def stats(self) -> tuple[PathStats, ...]:
         return tuple(
             PathStats(
                 name,
-                self._reading[path].state.name.lower(),
-                (State.FAILED if self.unwritable[path] else self._writing[path].state).name.lower(),
+                self._word(path, self._reading[path].state),
+                self._word(
+                    path, State.FAILED if self.unwritable[path] else self._writing[path].state
+                ),
                 self._reading[path].errors + self._writing[path].errors,
                 int(self.refused[path]),
                 int(self.bytes_read[path]),

@@ -15,11 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prefetchd import Runtime, StoreError
+from prefetchd import Runtime, StoreError, attaching
 from prefetchd.arena import aligned_arena
 from prefetchd.config import read_config, settings_of
+from prefetchd.core import CoreLimits
 from prefetchd.device import OP, READ, DeviceError, File, StorageDevice
+from prefetchd.devices.faulty import Faults, Faulty
 from prefetchd.registry import storage_device_class
+from prefetchd.sidecar.drives import Drive, DriveGate
 from prefetchd.sidecar.namespace import NamespaceSettings
 from prefetchd.sidecar.reloading import Reloader
 from prefetchd.testing import drain as reaped
@@ -28,6 +31,7 @@ from tests.sidecar_bench import daemon
 from tests.test_draining import OPTIONS, left, open_three, read_all, until
 from tests.test_reconfigure import asking
 
+SOON = CoreLimits(read_timeout_ns=50_000_000)
 ENGINES = ("threads", "uring", "liburing")
 
 
@@ -71,7 +75,7 @@ def test_a_drive_is_changed_while_everything_goes_on(tmp_path: Path, device: str
             kv.detach(old)
             assert descriptors_of(old) == 0
             assert more() > rounds
-            assert [one.reading for one in kv.stats().paths] == ["healthy", "failed", "healthy"]
+            assert [one.reading for one in kv.stats().paths] == ["healthy", "detached", "healthy"]
             shutil.rmtree(old)
             rounds = more()
             kv.attach(old, new, fill=False)
@@ -105,6 +109,7 @@ def test_a_detached_path_stays_away_until_it_is_attached_again(tmp_path: Path) -
             assert any("is detached" in note for note in kv.notes)
             assert np.array_equal(read_all(kv, keys(24)), pages)
             assert left(kv, 2) == 0
+            assert [one.writing for one in kv.stats().paths] == ["healthy"] * 2 + ["detached"]
             assert descriptors_of(tmp_path / "c") == 0
     with open_here(tmp_path) as kv:
         kv.attach(tmp_path / "c", fill=False)
@@ -196,6 +201,58 @@ def test_a_store_that_cannot_be_told_leaves_the_path_out_of_use(
         with open_here(tmp_path, scan=scan) as kv:
             assert np.array_equal(read_all(kv, keys(24)), content(24))
             assert np.array_equal(read_all(kv, keys(10, 100)), content(10))
+
+
+def test_a_drive_that_does_not_answer_is_not_let_go_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices: list[Faulty] = []
+
+    def make(files: Any, arena: Any, depth: int) -> Faulty:
+        inner = storage_device_class("threads")(files, arena, depth)
+        devices.append(Faulty(inner, Faults()))
+        return devices[0]
+
+    monkeypatch.setattr(attaching, "_PATIENCE_NS", 50_000_000)
+    with open_three(tmp_path, replace(OPTIONS, device=make, core=SOON)) as kv:
+        block = int(kv.put(keys(3), content(3)).blocks[1])
+        path = kv.folders[block % 3]
+        device = devices[0]
+        with kv.engine.lock:
+            device._script[device._accepted] = "stall"
+            ticket = kv.demand(kv.pages(np.array([block]), 0), timeout_s=0)
+            kv._parts.catalog.hide(np.array([block]))
+        ticket.wait()
+        ticket.release()
+        kv.room.leave(block)
+        until(kv, lambda: kv.room.tidy() or left(kv, block % 3) == 0)  # type: ignore[func-returns-value]
+        with pytest.raises(StoreError, match="have not ended"):
+            kv.detach(path)
+        assert [one.reading for one in kv.stats().paths] == ["healthy"] * 3
+        assert kv._parts.catalog.free.barred == set()
+        with kv.engine.lock:
+            device.release_stalled()
+        assert kv.detach(path)
+        assert kv.stats().failures == {}
+
+
+def test_the_gate_is_of_the_drive_that_is_there() -> None:
+    one, two = Drive(), Drive()
+    other, gate = [
+        DriveGate([one, one], 1, lambda: None, lambda file: two if file.path else Drive())
+        for _ in range(2)
+    ]
+    gate.attend(present=True)
+    gate.change_file(1, File(3, "two", 1))
+    assert (one.gates, two.gates, gate.drives) == ([other, gate], [gate], [one, two])
+    assert two.shares.contended(other)
+    gate.change_file(0, File(-1, "", 1))
+    assert (one.gates, two.gates) == ([other], [gate])
+    gate.change_file(0, File(3, "two", 1))
+    gate.set_weight(3)
+    assert gate.drives == [two, two]
+    gate.close()
+    assert two.gates == []
 
 
 def opened(paths: Sequence[Path]) -> list[File]:

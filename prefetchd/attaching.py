@@ -61,9 +61,8 @@ class Attaching(Reconfiguring):
             if number in store.superblock.detached:
                 return False
             self._shut(number)
-            old = store.files[number]
-            none = File(-1, str(store.directories[number]), old.size_bytes, old.alignment_bytes)
-            self._change_file(number, none, used=number not in store.missing)
+            none = File(-1, str(store.directories[number]), store.superblocks[number].file_bytes)
+            old = self._change_file(number, none, used=number not in store.missing)
             detached = tuple(sorted({*store.superblock.detached, number}))
             with store.guard:
                 try:
@@ -196,9 +195,8 @@ class Attaching(Reconfiguring):
         later opening."""
         store = self._parts.store
         file, shape, lock = open_part(place, raw=raw)
-        old = store.files[number]
         try:
-            self._change_file(number, file, used=used)
+            old = self._change_file(number, file, used=used)
         except BaseException:
             close_all([file.fd, lock])
             erase([place], raw=raw)
@@ -211,6 +209,8 @@ class Attaching(Reconfiguring):
             except StoreError:  # whichever paths the medium names now, both parts are there
                 self._change_back(number, old)
                 close_all([file.fd, lock])
+                if not store.files:  # closed, and so nothing was written
+                    erase([place], raw=raw)
                 raise
             self._hold(number, file, lock)
             store.missing -= {number}
@@ -219,8 +219,8 @@ class Attaching(Reconfiguring):
             store.proofs[file.path] = "written and flushed when it was attached"
         return file
 
-    def _change_file(self, number: int, file: File, *, used: bool) -> None:
-        """Raises DeviceError, EngineError: then nothing has changed."""
+    def _change_file(self, number: int, file: File, *, used: bool) -> File:
+        """The old one. Raises DeviceError, EngineError: then nothing has changed."""
         with self.engine.lock:
             try:
                 self.engine.check()
@@ -229,6 +229,7 @@ class Attaching(Reconfiguring):
                 self._open_again(number, used=used)
                 raise
             self.engine.driver.gate.change_file(number, file)
+            return self._parts.store.files[number]
 
     def _change_back(self, number: int, file: File) -> None:
         with self.engine.lock, suppress(DeviceError, OSError):  # it may be closed

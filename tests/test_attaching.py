@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prefetchd import Runtime, StoreError, attaching
+from prefetchd import EngineError, Runtime, StoreError, attaching, store_making
 from prefetchd.arena import aligned_arena
 from prefetchd.config import read_config, settings_of
 from prefetchd.core import CoreLimits
@@ -134,6 +134,41 @@ def test_a_path_that_was_away_is_replaced(tmp_path: Path) -> None:
         assert np.array_equal(read_all(kv, keys(30, 100)), content(30))
 
 
+def test_a_block_device_takes_the_place_of_a_folder(tmp_path: Path) -> None:
+    with open_here(tmp_path) as kv:
+        kv.put(keys(24), content(24)).wait()
+        emptied(kv, tmp_path / "c")
+        drive = tmp_path / "drive"
+        drive.write_bytes(b"\xff" * kv._parts.store.superblocks[2].file_bytes)
+        kv.attach(tmp_path / "c", drive, raw=True)
+        kv.put(keys(30, 100), content(30)).wait()
+        assert left(kv, 2) > 0
+    for scan in (False, True):
+        with open_three(tmp_path, replace(OPTIONS, scan=scan), raw=True) as kv:
+            assert np.array_equal(read_all(kv, keys(30, 100)), content(30))
+
+
+def test_a_runtime_that_is_closed_meanwhile_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kv = open_here(tmp_path)
+    kv.put(keys(24), content(24)).wait()
+    emptied(kv, tmp_path / "c")
+    make = store_making.create_part
+
+    def slow(*words: Any, **more: Any) -> None:
+        make(*words, **more)
+        kv.close()
+
+    monkeypatch.setattr(attaching, "create_part", slow)
+    with pytest.raises(EngineError, match="closed"):
+        kv.attach(tmp_path / "c", tmp_path / "d", fill=False)
+    assert not (tmp_path / "d").exists()
+    assert descriptors_of(tmp_path) == 0
+    with open_here(tmp_path) as kv:
+        assert np.array_equal(read_all(kv, keys(24)), content(24))
+
+
 class Fixed(storage_device_class("threads")):  # type: ignore[misc]
     """A device that keeps its files."""
 
@@ -160,6 +195,8 @@ def test_what_cannot_be_done_is_refused_in_words_and_changes_nothing(tmp_path: P
         for path, words in (("a", "first path"), ("x", "has no path"), ("b", "drain it first")):
             with pytest.raises(StoreError, match=words):
                 kv.detach(tmp_path / path)
+        with pytest.raises(StoreError, match="has 0 bytes, the store needs"):
+            kv.attach(tmp_path / "c", tmp_path / "f", raw=True)
         assert [one.reading for one in kv.stats().paths] == ["healthy"] * 3
         kv.reconfigure(drain=())
         kv.put(keys(12, 100), content(12)).wait()
@@ -259,7 +296,7 @@ def opened(paths: Sequence[Path]) -> list[File]:
     return [File(os.open(path, os.O_RDWR), str(path), 8192) for path in paths]
 
 
-@pytest.mark.parametrize("device", [*ENGINES, "plain uring"])
+@pytest.mark.parametrize("device", [*ENGINES, "plain uring", "uring_sqpoll"])
 def test_a_device_reads_the_new_file(
     tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,7 +17,7 @@ from contextlib import suppress
 import numpy as np
 from numpy.typing import NDArray
 
-from prefetchd.device import DONE, READ, WRITE, Completions, DeviceError, Ops, StorageDevice
+from prefetchd.device import DONE, READ, WRITE, Completions, DeviceError, File, Ops, StorageDevice
 from prefetchd.drive_model import DriveModel
 
 _MONOTONIC, _NONBLOCK, _CLOEXEC, _ABSOLUTE = 1, 0o4000, 0o2000000, 1
@@ -112,6 +112,10 @@ class Emulated(StorageDevice):
         if self._held:
             self._alarm.set(self._held[0][0])
         return np.array(ready, DONE)
+
+    def change_file(self, number: int, file: File) -> None:
+        self.inner.change_file(number, file)
+        self.files = self.inner.files
 
     def cancel(self, tags: NDArray[np.uint64]) -> None:
         """Passed on; the time of what is cancelled is used up all the same."""

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from prefetchd.device import DONE, OP, READ, WRITE, Completions, Ops, StorageDevice
+from prefetchd.device import DONE, OP, READ, WRITE, Completions, File, Ops, StorageDevice
 
 KINDS = ("eio", "enospc", "short", "flip", "stall", "lose")
 _ONLY = {"enospc": WRITE, "short": READ, "flip": READ}
@@ -199,6 +199,10 @@ class Faulty(StorageDevice):
 
     def _forward_all(self, ops: list[Ops]) -> None:
         self._forward(np.concatenate([np.empty(0, OP), *ops]))
+
+    def change_file(self, number: int, file: File) -> None:
+        self.inner.change_file(number, file)
+        self.files = self.inner.files
 
     def cancel(self, tags: NDArray[np.uint64]) -> None:
         """Passed on. What is stalled or lost does not listen, as a drive that hangs would not."""

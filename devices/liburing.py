@@ -130,6 +130,9 @@ class Liburing(StorageDevice):
         self._api.io_uring_cq_advance(self._ring, seen)
         return np.array(done, DONE)
 
+    def change_file(self, number: int, file: File) -> None:
+        self._put_file(number, file)
+
     def cancel(self, tags: NDArray[np.uint64]) -> None:
         unwanted = set(tags.tolist())
         self._cancel([slot for slot, tag in self._running.items() if tag in unwanted])

@@ -120,6 +120,11 @@ class Memory(StorageDevice):
         self._in_flight -= len(done)
         return done
 
+    def change_file(self, number: int, file: File) -> None:
+        """The new one is blank."""
+        self._put_file(number, file)
+        self.contents[number] = np.zeros(file.size_bytes, np.uint8)
+
     def fileno(self) -> int:
         return self._mailbox.fileno()
 

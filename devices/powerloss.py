@@ -45,6 +45,10 @@ class PowerLoss(Memory, _StorageDevice):
         self._unflushed: list[_Write] = []
         self._covering: dict[int, list[_Write]] = {}  # by the tag of the flush
 
+    def change_file(self, number: int, file: File) -> None:
+        super().change_file(number, file)
+        self.durable[number] = self.contents[number].copy()
+
     def submit(self, ops: Ops) -> int:
         taken = super().submit(ops)
         for op in ops[:taken]:

@@ -153,6 +153,9 @@ class Threads(StorageDevice):
         self._in_flight -= len(done)
         return done
 
+    def change_file(self, number: int, file: File) -> None:
+        self._put_file(number, file)
+
     def cancel(self, tags: NDArray[np.uint64]) -> None:
         """Take what no worker has begun off the queue; what is in a system call runs on."""
         unwanted = set(tags.tolist())

@@ -99,6 +99,20 @@ class Uring(_StorageDevice):
             return False
         return True
 
+    def change_file(self, number: int, file: File) -> None:
+        if self._fixed_files:
+            try:
+                self._ring.change_file(number, file.fd)
+            except OSError as error:
+                reason = errno.errorcode.get(error.errno or 0, "?")
+                raise DeviceError(
+                    f"{self.name} cannot change a registered file: {reason}; close the store and "
+                    "use `prefetchd store replace`"
+                ) from error
+        else:
+            self._descriptors[number] = file.fd
+        self._put_file(number, file)
+
     def _note(self, words: str) -> None:
         self.notes = (*self.notes, words)
 

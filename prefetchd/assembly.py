@@ -234,6 +234,7 @@ def _driver(
     paths = Paths(names, catalog, commit, scratch[probes:], staging.nbytes + probes)
     for path in sorted(store.missing):
         paths.lose(path)
+    paths.detached.update(shape.detached)
     writer = Writer(catalog, buffers, staging.nbytes, commit)
     return Driver(device, catalog, staging, writer, paths)
 

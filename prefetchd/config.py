@@ -178,6 +178,8 @@ def settings_of(space: Space) -> NamespaceSettings:
         check_weight(space.weight),
         space.salt.encode(),
         _users(space.erase_users),
+        tuple(space.detach),
+        tuple(space.replace.items()),
     )
 
 

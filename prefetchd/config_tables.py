@@ -44,6 +44,8 @@ groups = []
 # salt = "..."                # a secret: its keys on the medium cannot be computed without it
 # erase_users = []            # who may erase it besides the daemon's own user and root
 # drain = ["/nvme2/chat"]     # paths of the store to be emptied; SIGHUP begins it
+# detach = ["/nvme2/chat"]    # empty ones that are not to be used any more
+# replace = { "/nvme2/chat" = "/nvme3/chat" }   # another drive in the place of an empty one
 """
 
 
@@ -96,6 +98,8 @@ class Space(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     salt: str = ""
     erase_users: list[str | int] = []
     drain: list[str] = []
+    detach: list[str] = []
+    replace: dict[str, str] = {}
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -120,6 +120,21 @@ class StorageDevice:
             self.wait(1_000_000_000)
         return completions
 
+    def change_file(self, number: int, file: File) -> None:
+        """From here on operations on file `number` are for `file`; with descriptor -1 none is to be
+        asked for. Nothing may be in flight on it. The old descriptor is the caller's to close.
+
+        Raises DeviceError, with nothing changed, where files cannot be changed while others are in
+        use.
+        """
+        raise DeviceError(
+            f"device {self.name or type(self).__name__} cannot change a file while it is open; "
+            "close the store and use `prefetchd store replace`"
+        )
+
+    def _put_file(self, number: int, file: File) -> None:
+        self.files = (*self.files[:number], file, *self.files[number + 1 :])
+
     def cancel(self, tags: NDArray[np.uint64]) -> None:
         """Ask that these operations end early. Best effort; never blocks."""
 

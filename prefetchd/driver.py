@@ -122,6 +122,12 @@ class Driver:
         self._run[slots[first]] = np.diff(first, append=len(pages))
         return pages[first], slots[first]
 
+    def uses(self, file: int, reading: Slots) -> bool:
+        """Whether operations on this path have not ended. `reading`: the device's slots."""
+        writing = any(one == file for one, _ in self._writing.values())
+        into = bool((self.blame.files_of(self._page[reading]) == file).any())
+        return writing or into or self.paths.probing(file)
+
     def fill(self, command: Fill) -> None:
         """Give slots the bytes of their block: those that the writer has of it, or else zeros."""
         block = int(command.pages[0]) // self.catalog.superblock.layers

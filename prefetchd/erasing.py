@@ -63,6 +63,8 @@ def parts_of(place: Path, *, raw: bool, lone: bool = False) -> Parts:
         try:
             _look(path, number, first, raw=raw)
         except StoreError as why:
+            if number in first.detached and not isinstance(why, InUseError):
+                continue  # it was empty, and may be elsewhere
             if not lone:
                 raise StoreError(
                     f"store {place}: its part {number + 1} on {path} cannot be erased: {why}; put "

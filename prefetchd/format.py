@@ -44,7 +44,8 @@ class Superblock(msgspec.Struct, frozen=True):
     """What a file was made for: `layers` pages a block, `blocks` in the whole store, of which
     this file, number `stripe` of `stripes`, holds its share.
 
-    `epoch` rises with every writing; `paths` (in the first file) names the folders of all;
+    `epoch` rises with every writing; `paths` (in the first file) names the folders of all, of which
+    those of the parts `detached` are empty and not used until another drive is in their place;
     `journal` (if `clean`): the generation, pages and records that were in use at the close.
     `key_check`: what the key of its pages is known by; empty if they are not encrypted.
     """
@@ -64,6 +65,7 @@ class Superblock(msgspec.Struct, frozen=True):
     paths: tuple[str, ...] = ()
     journal: tuple[int, int, int] = (0, 0, 0)
     key_check: bytes = b""
+    detached: tuple[int, ...] = ()
 
     @property
     def proof_words(self) -> int:
@@ -120,8 +122,8 @@ class Superblock(msgspec.Struct, frozen=True):
         return self.journal_offset + (2 * self.area_bytes if self.stripe == 0 else 0)
 
     def of_stripe(self, stripe: int) -> Superblock:
-        paths = self.paths if stripe == 0 else ()
-        return msgspec.structs.replace(self, stripe=stripe, paths=paths)
+        paths, detached = (self.paths, self.detached) if stripe == 0 else ((), ())
+        return msgspec.structs.replace(self, stripe=stripe, paths=paths, detached=detached)
 
     @property
     def total_bytes(self) -> int:

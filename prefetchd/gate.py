@@ -6,7 +6,7 @@ stores on one drive puts a gate of its own in this place.
 
 from __future__ import annotations
 
-from prefetchd.device import Completions, Ops, StorageDevice
+from prefetchd.device import Completions, File, Ops, StorageDevice
 
 
 class Gate:
@@ -19,6 +19,9 @@ class Gate:
 
     def ended(self, completions: Completions, now_ns: int) -> None:
         """These have ended."""
+
+    def change_file(self, number: int, file: File) -> None:
+        """The device has another file in this place, or none (descriptor -1)."""
 
     def rest(self) -> None:
         """Nothing is left that has not begun."""

@@ -36,9 +36,9 @@ _FAILED_WORDS = {
 
 
 class PathStats(msgspec.Struct, frozen=True):
-    """One path: `reading` and `writing` are "healthy", "suspect" or "failed"; `refused` counts
-    operations that were not even tried, since the path had failed; `blocks`: extents in use, of all
-    namespaces; `draining`: they are being moved to the other paths."""
+    """One path: `reading` and `writing` are "healthy", "suspect", "failed" or "detached";
+    `refused` counts operations that were not even tried, since the path had failed; `blocks`:
+    extents in use, of all namespaces; `draining`: they are being moved to the other paths."""
 
     path: str
     reading: str
@@ -78,13 +78,33 @@ class Paths:
         self._probing: set[int] = set()
         self.draining: set[int] = set()
         """Paths on which no new block is written although they can be."""
+        self.detached: set[int] = set()
+        """Those that are away on purpose, of which nothing is missed."""
         self._said: set[tuple[str, int]] = set()
 
     def lose(self, path: int) -> None:
-        """This path was not there when the store was opened."""
+        """This path is not there; no operation is for it, and it is not probed."""
         self._reading[path].lost()
         self._writing[path].lost()
         self._close(path, reading=True)
+
+    def found(self, path: int, name: str) -> None:
+        """It is there (again), with nothing on it; another one if it has another name."""
+        if name != self.names[path]:
+            self.names = (*self.names[:path], name, *self.names[path + 1 :])
+            self._said = {said for said in self._said if said[1] != path}
+            for counts in (self.bytes_read, self.bytes_written, self.refused):
+                counts[path] = 0
+        self._reading[path], self._writing[path] = Health(), Health()
+        self.detached.discard(path)
+        if self.unreadable[path]:
+            self.unreadable[path] = False
+            self._catalog.index.resume(path)
+        self._write_again(path)
+        self.uneasy = any(h.state for h in (*self._reading, *self._writing))
+
+    def probing(self, path: int) -> bool:
+        return path in self._probing
 
     def drain(self, path: int) -> None:
         """From here on new blocks go to the others."""
@@ -148,12 +168,15 @@ class Paths:
         if self.unreadable[path] or self._writing[path].state == State.FAILED:
             return
         if self.unwritable[path]:
-            self.unwritable[path] = False
-            self._commit.broken.discard(path)
-            if path not in self.draining:
-                self._catalog.free.unbar(path)
-            self._commit.retry(path)
+            self._write_again(path)
             log.warning("%s: this path is written again", self.names[path])
+
+    def _write_again(self, path: int) -> None:
+        self.unwritable[path] = False
+        self._commit.broken.discard(path)
+        if path not in self.draining:
+            self._catalog.free.unbar(path)
+        self._commit.retry(path)
         self.down = bool(self.unwritable.any())
 
     def probes(self, now_ns: int) -> Ops | None:
@@ -198,12 +221,17 @@ class Paths:
 
     # --- what can be told ---
 
+    def _word(self, path: int, state: State) -> str:
+        return "detached" if path in self.detached else state.name.lower()
+
     def stats(self) -> tuple[PathStats, ...]:
         return tuple(
             PathStats(
                 name,
-                self._reading[path].state.name.lower(),
-                (State.FAILED if self.unwritable[path] else self._writing[path].state).name.lower(),
+                self._word(path, self._reading[path].state),
+                self._word(
+                    path, State.FAILED if self.unwritable[path] else self._writing[path].state
+                ),
                 self._reading[path].errors + self._writing[path].errors,
                 int(self.refused[path]),
                 int(self.bytes_read[path]),

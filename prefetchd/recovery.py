@@ -111,7 +111,9 @@ class _Found:
         self.seen = np.zeros(blocks, np.bool_)
         self.occupied = np.zeros(blocks, np.bool_)
         self._header_sequence = np.zeros(blocks, np.uint64)
-        self._away = np.isin(np.arange(self._shape.stripes), sorted(store.missing))
+        stripes = np.arange(self._shape.stripes)
+        self._away = np.isin(stripes, sorted(store.missing))
+        self._empty = np.isin(stripes, self._shape.detached)
 
     # --- the journal ---
 
@@ -214,6 +216,7 @@ class _Found:
             lost = blocks[~whole]
             away = np.count_nonzero(self._away[shape.files(lost)])
             self.occupied[lost] = self.table["kind"][lost] != PUBLISH
+            self.occupied[lost] &= ~self._empty[shape.files(lost)]
             unread += len(lost) - int(away)
             self._progress(start + len(blocks), shape.blocks)
         if unread:

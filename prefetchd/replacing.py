@@ -24,16 +24,20 @@ def replace_path(
     fill: bool = True,
     raw: bool = False,
     force: bool = False,
+    key_file: Path | None = None,
     progress: Progress | None = None,
 ) -> None:
     """Make `new` the path of the store that `old` was, which may be away. `fill`, `raw`, `force`:
-    as for a store that is made.
+    as for a store that is made; `key_file`: of an encrypted one.
 
     Raises StoreError: `old` is the first path or none of the store's, something lies there, or
     `new` cannot be made. The store is then as it was; so it is after a crash, or has the new path.
     """
     store = open_store(directory, None, Opening(allow_missing_paths=True, raw=raw))
-    options = Options(device="threads", predictor="none", staging_bytes=store.superblock.slot_bytes)
+    slot_bytes = store.superblock.slot_bytes
+    options = Options(
+        device="threads", predictor="none", staging_bytes=slot_bytes, key_file=key_file
+    )
     parts = assemble(store, options)
     try:
         number = _number(parts, old)
@@ -43,7 +47,8 @@ def replace_path(
         )
         paths = list(shape.paths)
         paths[number] = str(new.absolute())
-        store.superblocks[0] = msgspec.structs.replace(shape, paths=tuple(paths))
+        detached = tuple(other for other in shape.detached if other != number)
+        store.superblocks[0] = msgspec.structs.replace(shape, paths=tuple(paths), detached=detached)
         store.missing |= {number}  # nothing is written to the old one any more
     finally:
         parts.close(clean=True)

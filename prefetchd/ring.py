@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 _SETUP, _ENTER, _REGISTER = 425, 426, 427  # the same numbers on every architecture
 
-_REGISTER_BUFFERS, _REGISTER_FILES = 0, 2  # the package does not name these
+_REGISTER_BUFFERS, _REGISTER_FILES, _UPDATE_FILES = 0, 2, 6  # the package does not name these
 
 # Operations, by the numbers of linux/io_uring.h; the package names the flags but not these.
 OP_FSYNC, OP_READ_FIXED, OP_WRITE_FIXED, OP_ASYNC_CANCEL, OP_READ, OP_WRITE = 3, 4, 5, 14, 22, 23
@@ -69,6 +69,7 @@ SQE = np.dtype(
     ]
 )
 CQE = np.dtype([("user_data", "<u8"), ("result", "<i4"), ("flags", "<u4")])
+_UPDATE = np.dtype([("offset", "<u4"), ("reserved", "<u4"), ("descriptors", "<u8")])
 _WAIT_ARGUMENT = np.dtype([("sigmask", "<u8"), ("size", "<u4"), ("pad", "<u4"), ("timeout", "<u8")])
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -157,6 +158,14 @@ class Ring:
     def register_files(self, descriptors: Sequence[int]) -> None:
         table = np.array(descriptors, "<i4")
         self._register(_REGISTER_FILES, "register files", table)
+
+    def change_file(self, number: int, descriptor: int) -> None:
+        """Another file, or none (-1), in the place of a registered one; what is in flight on the
+        old one ends there."""
+        table = np.array([descriptor], "<i4")
+        update = np.zeros(1, _UPDATE)
+        update["offset"], update["descriptors"] = number, table.ctypes.data
+        self._register(_UPDATE_FILES, "change a file", update)
 
     def _register(self, opcode: int, what: str, table: NDArray[Any]) -> None:
         result = _call(_REGISTER, self.fd, opcode, table.ctypes.data, len(table))

@@ -92,7 +92,7 @@ class Room:
         self._engine = engine
         self._driver = driver
         self._held = held
-        self._folders = folders
+        self.folders = folders
         self._where = folders[0] if folders else driver.paths.names[0]
         self._floor_bytes = floor_bytes
         self._evicts = evict
@@ -278,11 +278,11 @@ class Room:
             if self.stopped and not before:
                 log.warning("%s; reading goes on", self.stopped)
             elif before and not self.stopped:
-                log.warning("store %s: there is room again, writing goes on", self._folders[0])
+                log.warning("store %s: there is room again, writing goes on", self.folders[0])
         return not self.stopped
 
     def _short_of_space(self) -> str:
-        for folder in self._folders:
+        for folder in self.folders:
             if not folder.exists():
                 continue  # its path is away
             status = os.statvfs(folder)

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefetchd.assembly import Options, Parts
+from prefetchd.attaching import Attaching
 from prefetchd.closing import Closing
 from prefetchd.engine import Engine
 from prefetchd.growing import GrowingBlock, OpenBlocks
@@ -22,7 +23,6 @@ from prefetchd.lookups import Found, Keys, Stamps, as_keys
 from prefetchd.model import Demanded, Hint, Hinted, Ids, Ready, Scores
 from prefetchd.patience import past_help
 from prefetchd.puts import puts_of
-from prefetchd.reconfiguring import Reconfiguring
 from prefetchd.stats import Stats, take_stats
 from prefetchd.tickets import PutTicket, Ticket
 from prefetchd.waits import Waits
@@ -33,7 +33,7 @@ log = logging.getLogger("prefetchd")
 _CLOSE_TIMEOUT_NS = 30_000_000_000
 
 
-class Runtime(Reconfiguring, Closing):
+class Runtime(Attaching, Closing):
     """One store, one staging buffer, one engine. Usable as a context manager, also `async with`.
 
     Thread-safe. Made by `prefetchd.open`.

@@ -7,10 +7,14 @@ found again after a close or a crash is the recovery's; moving bytes is the devi
 
 from __future__ import annotations
 
+import mmap
+import os
 import secrets
+import threading
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -27,7 +31,7 @@ from prefetchd.format import (
 from prefetchd.hostinfo import Medium
 from prefetchd.journal import Journal
 from prefetchd.layout import Layout
-from prefetchd.store_place import StoreError, close_all
+from prefetchd.store_place import StoreError, close_all, told
 from prefetchd.transfers import operations, refused, transfer
 
 __all__ = ["Store", "StoreError", "in_memory", "plan_superblock"]
@@ -45,12 +49,15 @@ class Store:
     files: list[File]
     medium: Medium
     locks: list[int]
+    """One a file, in order."""
     missing: frozenset[int] = frozenset()
     """Files that are not there; their descriptors are -1."""
     read_only: bool = False
     notes: tuple[str, ...] = ()
     proofs: dict[str, str] = field(default_factory=dict)
     """Of each file, what the device was seen to do with it when the store was opened, in words."""
+    guard: threading.RLock = field(default_factory=threading.RLock)
+    """Held while any of this is changed or written."""
 
     @property
     def superblock(self) -> Superblock:
@@ -79,16 +86,38 @@ class Store:
         The copy of the last time stays as it is, so that a torn write costs nothing. `without`:
         files to be left out.
         """
-        for number, old in enumerate(self.superblocks):
-            if number in self.missing or number in without:
-                continue
-            shape = msgspec.structs.replace(
-                old, clean=clean, epoch=old.epoch + 1, journal=journal if number == 0 else (0, 0, 0)
-            )
-            self._write_through(device, arena, number, shape)
-            self.superblocks[number] = shape
-            words = f"written, flushed and read back through {device.name}"
-            self.proofs[self.files[number].path] = words
+        with self.guard:
+            for number, old in enumerate(self.superblocks):
+                if number in self.missing or number in without:
+                    continue
+                ends = journal if number == 0 else (0, 0, 0)
+                shape = msgspec.structs.replace(old, clean=clean, epoch=old.epoch + 1, journal=ends)
+                self._write_through(device, arena, number, shape)
+                self.superblocks[number] = shape
+                words = f"written, flushed and read back through {device.name}"
+                self.proofs[self.files[number].path] = words
+
+    def restate(self, **changes: Any) -> None:
+        """Write the first superblock anew, with these fields changed, while others use the device,
+        and so without it. The copy of the last time stays. Raises StoreError: closed,
+        names too long, or nobody knows whether it has been written. The guard is held."""
+        if not self.files:
+            raise StoreError(f"store {self.where} is closed")
+        shape = msgspec.structs.replace(self.superblock, epoch=self.superblock.epoch + 1, **changes)
+        try:
+            block = encode_superblock(shape)
+        except FormatError as error:
+            raise StoreError(f"store {self.where}: {error}") from error
+        fd, place = self.files[0].fd, superblock_place(shape)
+        with told(Path(self.where)), mmap.mmap(-1, len(block)) as memory:
+            memory[:] = block.tobytes()
+            os.pwrite(fd, memory, place)
+            os.fdatasync(fd)
+            memory[:] = bytes(len(block))
+            os.preadv(fd, [memory], place)
+            if memory[:] != block.tobytes():
+                raise StoreError(f"store {self.where}: its superblock reads back different")
+        self.superblocks[0] = shape
 
     def read_through(self, device: StorageDevice, arena: Arena) -> None:
         """Of a store that is only read: read every superblock as its pages will be read. Raises
@@ -149,8 +178,9 @@ class Store:
 
     def release(self) -> None:
         """Close the descriptors and the locks without touching the medium."""
-        close_all([*(file.fd for file in self.files), *self.locks])
-        self.files, self.locks = [], []
+        with self.guard:
+            close_all([*(file.fd for file in self.files), *self.locks])
+            self.files, self.locks = [], []
 
 
 def plan_superblock(

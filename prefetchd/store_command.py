@@ -113,12 +113,15 @@ def replace(
     fill: Annotated[bool, typer.Option("--fill/--no-fill", help="Write the new part once.")] = True,
     raw: RawFlag = False,
     force: ForceFlag = False,
+    key_file: KeyFile = None,
     json: JsonFlag = False,
 ) -> None:
     """Put another drive in the place of a path that was drained; the old one may be away."""
     with bars() as bar:
         told = bar("filling")
-        replace_path(folder, old, new, fill=fill, raw=raw, force=force, progress=told)
+        replace_path(
+            folder, old, new, fill=fill, raw=raw, force=force, key_file=key_file, progress=told
+        )
     _show(store_info.look(folder, Opening(read_only=True, raw=raw)), json=json)
 
 

@@ -233,8 +233,21 @@ def _write_new(place: _Place, shape: Superblock, *, fill: bool, progress: Progre
             _write(fd, memory, bytes(shape.superblock_bytes), 0)
             _write(fd, memory, encode_superblock(shape).tobytes(), superblock_place(shape))
         os.fsync(fd)
+        if place.made:
+            _sync_names(place.path)
     except FormatError as error:
         raise StoreError(f"store {place.path} cannot be made: {error}") from error
+
+
+def _sync_names(folder: Path) -> None:
+    """A power failure leaves the new file where it was made."""
+    for named in (folder, folder.absolute().parent):
+        with contextlib.suppress(OSError):  # some file systems refuse it
+            fd = os.open(named, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
 
 
 def _write(fd: int, memory: mmap.mmap, data: bytes, offset: int) -> None:

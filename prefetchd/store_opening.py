@@ -48,6 +48,10 @@ class Opening:
     key_file: Path | None = None
 
 
+class _DetachedError(StoreError):
+    """A path is away on purpose."""
+
+
 def open_store(
     directory: Path, layout: Layout | None = None, opening: Opening | None = None
 ) -> Store:
@@ -74,11 +78,13 @@ def open_store(
         for number, folder in enumerate(folders[1:], 1):
             part = first.of_stripe(number)
             try:
+                if number in first.detached:
+                    raise _DetachedError(f"{folder} is detached: attach a drive in its place")
                 part, _ = _open_file(folder, opening, files, locks, remedy="")
             except StoreError as error:
                 notes.append(_without(directory, number, error, opening))
                 missing.add(number)
-                _make_absent(files, number, folder, part)
+                _make_absent(files, locks, number, folder, part)
             if (part.store_id, part.stripe) != (first.store_id, number):
                 raise StoreError(
                     f"store {directory}: {folder} should hold its part {number + 1}, but holds "
@@ -96,6 +102,8 @@ def open_store(
 
 def _without(directory: Path, number: int, error: StoreError, opening: Opening) -> str:
     """What is said of a path that is left out. Raises StoreError if that is not allowed."""
+    if isinstance(error, _DetachedError):
+        return f"opened without part {number + 1}, which is empty: {error}"
     if not opening.allow_missing_paths:
         raise StoreError(
             f"store {directory}: its part {number + 1} cannot be had: {error}; put it back, or "
@@ -104,10 +112,26 @@ def _without(directory: Path, number: int, error: StoreError, opening: Opening) 
     return f"opened without part {number + 1}, whose blocks are misses: {error}"
 
 
-def _make_absent(files: list[File], number: int, folder: Path, part: Superblock) -> None:
+def _make_absent(
+    files: list[File], locks: list[int], number: int, folder: Path, part: Superblock
+) -> None:
     """A file in its place that no device can use."""
-    close_all([file.fd for file in files[number:]])
+    close_all([*(file.fd for file in files[number:]), *locks[number:]])
     files[number:] = [File(-1, str(folder), part.file_bytes)]
+    locks[number:] = [-1]
+
+
+def open_part(place: Path, *, raw: bool) -> tuple[File, Superblock, int]:
+    """One part of a store, to be written: its file, its superblock and its lock. Raises
+    StoreError."""
+    files: list[File] = []
+    locks: list[int] = []
+    try:
+        shape, _ = _open_file(place, Opening(raw=raw), files, locks, remedy="")
+    except BaseException:
+        close_all([*(file.fd for file in files), *locks])
+        raise
+    return files[0], shape, locks[0]
 
 
 def _described(part: Superblock, first: Superblock) -> str:

@@ -1,4 +1,5 @@
-"""A process that drains one path after the other is killed at random moments; nothing may be lost.
+"""A process that drains one path after the other, detaches it and attaches another in its place is
+killed at random moments; nothing may be lost.
 
 `python -m tests.drain_campaign --rounds 100` runs as many rounds as it is told.
 """
@@ -6,6 +7,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -32,7 +34,7 @@ def open_store(path: Path, *, scan: bool = False) -> Runtime:
 
 
 def work(path: Path) -> None:
-    """Drain one path and then the other, again and again, until killed."""
+    """Have one path and then the other replaced, again and again, until killed."""
     draining.BYTES_S, draining._LOOK_S = 1 << 40, 0.001
     with open_store(path) as runtime:
         pages = np.concatenate([pages_of(number) for number in range(KEYS)])
@@ -40,10 +42,24 @@ def work(path: Path) -> None:
         tell("open")
         while True:
             for number in (1, 2):
-                folder = str(path.with_name(f"{path.name}-{number + 1}"))
-                runtime.reconfigure(drain=(folder,))
+                old = runtime.folders[number]
+                runtime.reconfigure(drain=(str(old),))
                 runtime.engine.wait(partial(_is_empty, runtime, number))
                 tell("moved")
+                runtime.detach(old)
+                tell("detached")
+                runtime.attach(old, _fresh(path, runtime), fill=False)
+                tell("attached")
+
+
+def _fresh(path: Path, runtime: Runtime) -> Path:
+    """A folder that is not there, once those that nobody uses are gone."""
+    for folder in path.parent.glob(f"{path.name}-*"):
+        if folder not in runtime.folders:
+            shutil.rmtree(folder)
+    return next(
+        one for n in range(2, 9) if not (one := path.with_name(f"{path.name}-{n}")).exists()
+    )
 
 
 def _is_empty(runtime: Runtime, number: int) -> bool:

@@ -139,9 +139,9 @@ def test_a_predictor_that_reads_the_policys_history_is_made_anew_with_it() -> No
 
 
 @contextmanager
-def asking(kv: Runtime, pages: Any, blocks: Ids) -> Iterator[Callable[[], int]]:
-    """Another thread demands, hints and puts all the while; any failure ends the test. Gives what
-    waits for some more rounds and says how many there were."""
+def asking(kv: Runtime, pages: Any, blocks: Ids, among: int = 12) -> Iterator[Callable[[], int]]:
+    """Another thread demands, hints and puts (one of so many keys) all the while; any failure ends
+    the test. Gives what waits for some more rounds and says how many there were."""
     stop, rounds, wrong = threading.Event(), [0], list[str]()
     turned = threading.Condition()
 
@@ -153,7 +153,7 @@ def asking(kv: Runtime, pages: Any, blocks: Ids) -> Iterator[Callable[[], int]]:
                 with kv.demand(kv.pages(blocks, layer)) as ticket:
                     assert not ticket.missing.any()
                     assert np.array_equal(np.stack(ticket.views()), pages[:, layer])
-                put = kv.put(keys(1, 100 + rounds[0] % 12), pages[:1]).wait()
+                put = kv.put(keys(1, 100 + rounds[0] % among), pages[:1]).wait()
                 assert put.failures == []
                 with turned:
                     rounds[0] += 1

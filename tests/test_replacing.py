@@ -47,6 +47,36 @@ def test_an_empty_path_is_replaced(drained: Path, away: bool) -> None:
             assert len(kv.lookup(keys(30, 100))) == 30
 
 
+def test_a_path_of_an_encrypted_store_is_emptied_and_replaced(tmp_path: Path) -> None:
+    pages, key = content(24), tmp_path / "keys" / "kv.key"
+    key.parent.mkdir()
+    sealed = replace(OPTIONS, key_file=key)
+    with open_three(tmp_path, sealed) as kv:
+        kv.put(keys(24), pages).wait()
+    for old, new in (("b", "d"), ("c", "e")):
+        with open_three(tmp_path, replace(sealed, drain=(str(tmp_path / old),))) as kv:
+            until(kv, lambda old=old: left(kv, kv.folders.index(tmp_path / old)) == 0)  # type: ignore[misc]
+            assert np.array_equal(read_all(kv, keys(24)), pages)
+            if old == "b":
+                kv.attach(tmp_path / old, tmp_path / new, fill=False)
+                kv.put(keys(12, 100), content(12)).wait()
+                assert kv.lookup(keys(12, 100)).size == 12
+                assert kv.stats().failures == {}
+    with pytest.raises(StoreError, match="give its key file"):
+        replace_path(tmp_path / "a", tmp_path / "c", tmp_path / "e", fill=False)
+    words = [str(tmp_path / name) for name in "ace"]
+    done = CliRunner().invoke(
+        app, ["store", "replace", "--no-fill", "--key-file", str(key), *words]
+    )
+    assert done.exit_code == 0, done.output
+    for scan in (False, True):
+        with open_three(tmp_path, replace(sealed, scan=scan)) as kv:
+            assert kv.folders == tuple(tmp_path / name for name in "ade")
+            assert np.array_equal(read_all(kv, keys(24)), pages)
+            assert np.array_equal(read_all(kv, keys(12, 100)), content(12))
+            kv.put(keys(12, 200), content(12)).wait()
+
+
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [

@@ -55,25 +55,57 @@ class DriveGate(Gate):
     """`wake` is called in any thread when something may begin: soon after, the driver is to start
     what it has queued."""
 
-    def __init__(self, drives: Sequence[Drive], weight: int, wake: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        drives: Sequence[Drive],
+        weight: int,
+        wake: Callable[[], None],
+        find: Callable[[File], Drive] = lambda file: Drive(),
+    ) -> None:
+        self._find = find
         self.drives = list(drives)
         """One a file of the device."""
+        self._weight, self._present = weight, False
         self._distinct = list(dict.fromkeys(drives))
         self._wake = wake
         self._woken = False
         self._flying: dict[int, _Flight] = {}  # by tag
         for drive in self._distinct:
-            with drive.lock:
-                drive.shares.join(self, weight)
-                drive.gates.append(self)
+            self._join(drive)
+
+    def _join(self, drive: Drive) -> None:
+        with drive.lock:
+            drive.shares.join(self, self._weight)
+            drive.shares.attend(self, self._present)
+            drive.gates.append(self)
+
+    def _leave(self, drive: Drive) -> None:
+        with drive.lock:
+            drive.shares.leave(self)
+            if self in drive.gates:
+                drive.gates.remove(self)
+        self._tell(drive)
+
+    def change_file(self, number: int, file: File) -> None:
+        before = self._distinct
+        self.drives[number] = self._find(file)
+        self._distinct = list(dict.fromkeys(self.drives))
+        for drive in self._distinct:
+            if drive not in before:
+                self._join(drive)
+        for drive in before:
+            if drive not in self._distinct:
+                self._leave(drive)
 
     def set_weight(self, weight: int) -> None:
+        self._weight = weight
         for drive in self._distinct:
             with drive.lock:
                 drive.shares.join(self, weight)
 
     def attend(self, present: bool) -> None:
         """Whether there is a client that may ask for something at any time."""
+        self._present = present
         for drive in self._distinct:
             with drive.lock:
                 drive.shares.attend(self, present)
@@ -167,11 +199,7 @@ class DriveGate(Gate):
     def close(self) -> None:
         """It uses its drives no more; what it has in flight stands in nobody's way."""
         for drive in self._distinct:
-            with drive.lock:
-                drive.shares.leave(self)
-                if self in drive.gates:
-                    drive.gates.remove(self)
-            self._tell(drive)
+            self._leave(drive)
         self._distinct, self._flying = [], {}
 
 
@@ -183,5 +211,8 @@ class Drives:
 
     def gate(self, files: Sequence[File], weight: int, wake: Callable[[], None]) -> DriveGate:
         """For a store in these files."""
-        found = [self._drives.setdefault(drive_of(file), Drive()) for file in files]
-        return DriveGate(found, weight, wake)
+        return DriveGate([self._find(file) for file in files], weight, wake, self._find)
+
+    def _find(self, file: File) -> Drive:
+        """That of a path that is away is nobody else's."""
+        return self._drives.setdefault(drive_of(file), Drive()) if file.fd >= 0 else Drive()

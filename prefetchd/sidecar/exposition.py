@@ -23,7 +23,7 @@ from prefetchd.sidecar.watching import Picture, Space
 
 Rows = Iterable[tuple[tuple[str, ...], float | None]]
 """Label values after the namespace, and a value; None: not known, and so not told."""
-_STATES = ("healthy", "suspect", "failed")
+_STATES = ("healthy", "suspect", "failed", "detached")
 
 
 def _one(value: float | None) -> Rows:

@@ -22,6 +22,7 @@ from prefetchd.assembly import Options
 from prefetchd.layout import Layout
 from prefetchd.opening import open_runtime
 from prefetchd.runtime import Runtime
+from prefetchd.sidecar import path_changes
 from prefetchd.sidecar.arena import StagingArena
 from prefetchd.sidecar.drives import DriveGate
 from prefetchd.sidecar.memory import Memory
@@ -44,6 +45,7 @@ class NamespaceSettings:
     `layout` and `blocks`: of a store that is to be made. `path` None: kept in memory, for tests.
     `uids`, `gids`: who may connect (empty both: the daemon's own user). `token`: what a client has
     to know besides (empty: nothing). `weight`: its share of thread and drives beside others'.
+    `detach`, `replace` (old, new): paths of its store, see `path_changes`.
     """
 
     path: Path | None
@@ -57,6 +59,8 @@ class NamespaceSettings:
     weight: int = 1
     salt: bytes = b""
     erasers: frozenset[int] = frozenset()
+    detach: tuple[str, ...] = ()
+    replace: tuple[tuple[str, str], ...] = ()
 
     def admits(self, peer: Peer, token: str, own_uid: int) -> bool:
         uids = self.uids if self.uids or self.gids else {own_uid}
@@ -152,16 +156,18 @@ def open_namespace(
 ) -> Namespace:
     """Raises StoreError, DeviceError, GpuError, RegistryError."""
     arena = StagingArena(name, memory)
+    drain = path_changes.still_to_drain(settings)
     try:
         runtime = open_runtime(
             settings.path,
             settings.layout,
             blocks=settings.blocks,
             fill=settings.fill,
-            options=replace(settings.options, namespace=name, arena=arena),
+            options=replace(settings.options, namespace=name, arena=arena, drain=drain),
             progress=progress,
         )
     except BaseException:
         arena.close()
         raise
+    path_changes.apply(name, runtime, settings)
     return Namespace(name, runtime, arena, settings)

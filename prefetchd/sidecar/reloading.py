@@ -18,6 +18,7 @@ from prefetchd.config_tables import Config
 from prefetchd.engine import EngineError
 from prefetchd.guarded import PredictorError
 from prefetchd.registry import RegistryError
+from prefetchd.sidecar import path_changes
 from prefetchd.sidecar.namespace import Namespace, NamespaceSettings
 from prefetchd.sidecar.server import Server
 from prefetchd.store import StoreError
@@ -102,6 +103,7 @@ class Reloader:
             for field in fields(Options)
             if field.name not in _OF_OPENING
         }
+        options["drain"] = path_changes.still_to_drain(settings, namespace.runtime.folders)
         try:
             changes = namespace.runtime.reconfigure(**options)
         except _REFUSED as error:
@@ -111,6 +113,7 @@ class Reloader:
             log.info("namespace %s: changed %s", name, words)
         for words in changes.later:
             log.warning("namespace %s: %s: needs a restart", name, words)
+        path_changes.apply(name, namespace.runtime, settings)
 
 
 def _differing(old: object, new: object, names: tuple[str, ...]) -> list[str]:

@@ -30,7 +30,7 @@ def use_drives(namespace: Namespace, drives: Drives, turns: LoopTurns, later: La
     """Have what it reads and writes share the drives with what others do."""
     engine = namespace.runtime.engine
     files = engine.driver.device.files
-    if any(file.fd < 0 for file in files):
+    if all(file.fd < 0 for file in files):
         return  # a store in memory
     task = partial(go_on, namespace)
     offer = partial(turns.offer, namespace.name, namespace.weight, ("go on", namespace), task)

@@ -57,6 +57,7 @@ groups = []
 # predictor = "auto"
 # evict = "cycle"
 # device = "uring"
+# gpu = "cuda"                # the daemon pushes into its clients' GPU buffers; "host": it does not
 # quota = "100GiB"
 # key_file = "/etc/prefetchd/chat.key"   # encrypted; made with the store
 # weight = 1                  # its share of thread and drives while others want them, 1 to 1000
@@ -107,6 +108,7 @@ class Space(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     predictor: str = "auto"
     evict: str = "cycle"
     device: str = "uring"
+    gpu: str = "host"
     depth: int = 128
     quota: str = ""
     cap: str = ""
@@ -249,6 +251,7 @@ def settings_of(space: Space) -> NamespaceSettings:
     options = Options(
         staging_bytes=_size(space.staging),
         device=space.device,
+        gpu=space.gpu,
         predictor=space.predictor,
         evict=space.evict,
         depth=space.depth,

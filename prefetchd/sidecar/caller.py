@@ -6,6 +6,7 @@ to the next, and that another store than before is not used. Refuses to know how
 
 from __future__ import annotations
 
+import logging
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -25,6 +26,8 @@ from prefetchd.sidecar.protocol import Limits
 from prefetchd.sidecar.writes import Writes
 from prefetchd.terms import as_pages, check_terms
 from prefetchd.tickets import Ticket
+
+log = logging.getLogger("prefetchd")
 
 ANSWER_NS = 5_000_000_000
 """Within this the daemon answers what it need not wait for, and beyond a demand's own deadline."""
@@ -67,9 +70,17 @@ class Caller:
             self._gpu.close()
         else:
             self._learn(attachment)
+        for note in gpu.notes:
+            self._note(note)
         self._attachment, self._gpu, self._writes = attachment, gpu, None
         self.daemon_pid = new.pid
         self._open = set()
+
+    def _note(self, words: str) -> None:
+        """Something is done another way than was to be expected: told once."""
+        if words not in self.notes:
+            self.notes = (*self.notes, words)
+            log.warning("%s", words)
 
     def _learn(self, attachment: Attachment) -> None:
         welcome = attachment.welcome

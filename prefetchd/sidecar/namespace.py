@@ -27,6 +27,7 @@ from prefetchd.sidecar.drives import DriveGate
 from prefetchd.sidecar.memory import Memory
 from prefetchd.sidecar.peers import Peer
 from prefetchd.sidecar.protocol import Hello
+from prefetchd.sidecar.pushes import Pusher
 from prefetchd.sidecar.told import layout_told, payload_bytes
 from prefetchd.store import StoreError
 
@@ -99,6 +100,7 @@ class Namespace:
         self.pool = ThreadPoolExecutor(_PUT_THREADS, f"prefetchd-put-{name}")
         self.growing_pool = ThreadPoolExecutor(_PUT_THREADS, f"prefetchd-grow-{name}")
         """Of their own, since sealing may make the room that opening waits for."""
+        self.pusher = Pusher(runtime.gpu, name)
         self.closing: list[Callable[[], None]] = []
         """To be called when it has been closed."""
 
@@ -142,6 +144,7 @@ class Namespace:
         try:
             self.growing_pool.shutdown(cancel_futures=True)
             self.pool.shutdown(cancel_futures=True)
+            self.pusher.close()
         finally:
             try:
                 self.runtime.close()

@@ -36,6 +36,10 @@ ERRORS = {
 }
 
 
+SIZES: dict[int, int] = {}
+"""Of all that was ever allocated or mapped, by address."""
+
+
 class CUDARuntimeError(RuntimeError):
     def __init__(self, status: int) -> None:
         self.status = status
@@ -236,7 +240,7 @@ class FakeGpu:
         array = np.frombuffer(mmap.mmap(fd, size), np.uint8)
         self.allocations.append(array)  # kept, so that a late write harms nobody
         address = int(array.ctypes.data)
-        self.mapped[address] = size
+        self.mapped[address] = SIZES[address] = size
         return address
 
     def wait(self, done: Callable[[], bool]) -> None:
@@ -246,8 +250,10 @@ class FakeGpu:
         with self.lock:
             self.drain(done)
 
-    def allocation(self, address: int) -> tuple[int, int]:
-        return address, self.mapped[address]
+    @staticmethod
+    def allocation(address: int) -> tuple[int, int]:
+        """Base and size, of whichever GPU."""
+        return address, SIZES[address]
 
     def advance(self, stream: Any) -> bool:
         """Run one operation of a stream; false if there is none, or it waits for an event."""

@@ -45,18 +45,24 @@ class _Users:
 
 
 class CudaBorrowed(Borrowed):
-    def __init__(self, runtime: Any, buffer: Any, address: int, end: int) -> None:
+    """May be closed in another thread than it was opened in."""
+
+    def __init__(self, cupy: Any, buffer: Any, address: int, end: int) -> None:
         self.buffer = buffer
         self.address, self.end = address, end
-        self._runtime = runtime
+        self._cupy = cupy
+        self._ordinal = cupy.cuda.runtime.getDevice()
 
     def close(self) -> None:
         address, self.address, self.end = self.address, 0, 0
-        if address:
-            try:
-                self._runtime.ipcCloseMemHandle(address)
-            except self._runtime.CUDARuntimeError as error:
-                raise GpuError(f"a borrowed buffer could not be given back: {error}") from error
+        if not address:
+            return
+        runtime = self._cupy.cuda.runtime
+        try:
+            with self._cupy.cuda.Device(self._ordinal):
+                runtime.ipcCloseMemHandle(address)
+        except runtime.CUDARuntimeError as error:
+            raise GpuError(f"a borrowed buffer could not be given back: {error}") from error
 
 
 def lend(cupy: Any, pages: int, slot_bytes: int) -> tuple[Any, CudaLent]:
@@ -81,7 +87,7 @@ def borrow(cupy: Any, handle: bytes, pages: int, slot_bytes: int) -> CudaBorrowe
     except runtime.CUDARuntimeError as error:
         raise GpuError(
             f"the buffer's handle cannot be opened: {error}. Its process must be alive and see the "
-            "same GPU; containers must share the host's IPC and PID namespaces"
+            "same GPU; containers have to share IPC and PID namespaces"
         ) from error
     try:
         base, size = allocation(address)
@@ -90,7 +96,7 @@ def borrow(cupy: Any, handle: bytes, pages: int, slot_bytes: int) -> CudaBorrowe
                 f"{pages} pages of {slot_bytes} bytes do not fit the buffer of {size} bytes"
             )
         buffer = _array(cupy, address, pages, slot_bytes, None)
-        return CudaBorrowed(runtime, buffer, base, base + size)
+        return CudaBorrowed(cupy, buffer, base, base + size)
     except BaseException:
         runtime.ipcCloseMemHandle(address)
         raise

@@ -191,7 +191,8 @@ class RawKernel:
 
 
 class Device:
-    id = 0
+    def __init__(self, ordinal: int = 0) -> None:
+        self.id = ordinal
 
     def __enter__(self) -> None: ...
 

@@ -95,11 +95,10 @@ class Namespace:
         self.fingerprint = runtime.fingerprint
         self.waiting = 0
         """Demands that have no answer yet; while there are any, the loop attends to the device."""
-        self.attended = False
-        """Whether the loop does."""
+        self.attended = False  # whether the loop does
         self.pool = ThreadPoolExecutor(_PUT_THREADS, f"prefetchd-put-{name}")
         self.growing_pool = ThreadPoolExecutor(_PUT_THREADS, f"prefetchd-grow-{name}")
-        """Of their own, since sealing may make the room that opening waits for."""
+        """Of its own, since sealing may make the room that opening waits for."""
         self.pusher = Pusher(runtime.gpu, name)
         self.closing: list[Callable[[], None]] = []
         """To be called when it has been closed."""

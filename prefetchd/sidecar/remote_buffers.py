@@ -18,7 +18,7 @@ from prefetchd import gpu as contract
 from prefetchd.devices.host import DONE, check_push
 from prefetchd.gpu import GpuDevice, GpuError, Lent
 from prefetchd.model import Slots
-from prefetchd.sidecar.conversation import Attachment
+from prefetchd.sidecar.conversation import Answers
 from prefetchd.sidecar.line import Line
 from prefetchd.sidecar.link import Link
 from prefetchd.sidecar.protocol import Error, Push, Reply, Share, Shared, Unshare
@@ -34,18 +34,18 @@ class RemotePush(contract.Push):
 
     def __init__(self, line: Line, link: Link) -> None:
         self._line = line
-        self._link = link
+        self._link: Link | None = link
         self._answer: Reply | None = None
         self.failed: Callable[[str], None] = lambda _: None
 
     def answered(self, reply: Reply) -> None:
-        self._answer = reply
+        self._answer, self._link = reply, None  # and with it an arena that may be gone
         if isinstance(reply, Error):
             self.failed(reply.words)
 
     def sources_free(self) -> bool:
-        if self._answer is None:
-            self._line.collect(self._link)
+        if (link := self._link) is not None:
+            self._line.collect(link)
         return self._answer is not None
 
     def done(self) -> bool:
@@ -71,12 +71,13 @@ class RemotePush(contract.Push):
 
 
 class _Buffer:
-    """One that is lent, or could be. `attachment`: over which the daemon knows it as `number`."""
+    """One that is lent, or could be. `known_to`: the connection, by its answers, over which the
+    daemon knows it as `number`; `refused_by`: the one over which it does not take it."""
 
     def __init__(self, lent: Lent) -> None:
         self.lent = lent
-        self.attachment: Attachment | None = None
-        self.refused: Attachment | None = None
+        self.known_to: Answers | None = None
+        self.refused_by: Answers | None = None
         self.number = 0
         self.pushes: list[RemotePush] = []
 
@@ -96,7 +97,7 @@ class RemoteBuffers:
         self._buffers: list[_Buffer] = []
         self._leaving: dict[int, _Buffer] = {}  # by request
         self._left: list[_Buffer] = []
-        self._refused: Attachment | None = None
+        self._refused_by: Answers | None = None
         self.engine = ""
         """What pushes at the daemon, in words; empty while nothing does."""
 
@@ -115,11 +116,10 @@ class RemoteBuffers:
 
     def _share(self, gpu: GpuDevice, buffer: _Buffer, link: Link) -> bool:
         """Whether the daemon can write it. Asks at most once a connection."""
-        attachment = link.attachment
-        if buffer.attachment is attachment and buffer.refused is not attachment:
-            return True
-        if attachment in (buffer.refused, self._refused):
+        if link.answers in (buffer.refused_by, self._refused_by):
             return False
+        if buffer.known_to is link.answers:
+            return True
         lent, numbers = buffer.lent, list[int]()
 
         def make(number: int) -> bytes:
@@ -128,13 +128,13 @@ class RemoteBuffers:
 
         reply = self._line.answer(link, make, PUSH_NS)
         if isinstance(reply, Shared):
-            buffer.attachment, buffer.number, self.engine = attachment, numbers[0], reply.engine
+            buffer.known_to, buffer.number, self.engine = link.answers, numbers[0], reply.engine
             return True
-        buffer.refused = attachment
+        buffer.refused_by = link.answers
         words = getattr(reply, "words", "its answer makes no sense")
-        if not attachment.lost:
+        if not link.attachment.lost:
             if isinstance(reply, Error) and reply.code == "unable":
-                self._refused, self.engine = attachment, ""
+                self._refused_by, self.engine = link.answers, ""
             self._note(f"the daemon does not push into GPU buffers ({words}): this process does")
         return False
 
@@ -185,7 +185,7 @@ class RemoteBuffers:
         push, number = RemotePush(self._line, link), self._line.number()
 
         def failed(words: str) -> None:
-            buffer.refused = link.attachment
+            self._refused_by, self.engine = link.answers, ""
             if not link.attachment.lost:
                 self._note(f"the daemon's push failed ({words}): this process pushes from now on")
 
@@ -216,7 +216,7 @@ class RemoteBuffers:
     def _take_back(self, buffers: list[_Buffer]) -> None:
         link = self._line.link
         for buffer in buffers:
-            if link is None or buffer.attachment is not link.attachment:
+            if link is None or buffer.known_to is not link.answers:
                 continue  # the daemon lets go of it by itself
             number = self._line.number()
             self._leaving[number] = buffer

@@ -275,10 +275,10 @@ class Session:
         self._ended = True
         self.namespace.enter(-1, -self._write_bytes)
         self._puts.close()
+        self._pushes.end()
         tickets, self._tickets = list(self._tickets.values()), {}
         try:
             self._growing.end()
-            self._pushes.end()
             for ticket in tickets:
                 self._pushes.release(ticket)
             self._runtime.engine.handle(Idle())  # also for what it released itself, just before

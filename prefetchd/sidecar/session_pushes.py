@@ -135,6 +135,8 @@ class Pushes:
 
     def push(self, message: Push, ticket: Ticket | None) -> None:
         borrowed = self._own(message.buffer)
+        if message.id == 0:
+            raise ValueError("0 is no number for a push")
         if ticket is None or not ticket.done:
             raise ValueError(f"ticket {message.ticket} is not open, or not answered yet")
         if self._under_way.total() >= self._limits.pushes:

@@ -12,7 +12,7 @@ others may run side by side.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar
 
 import numpy as np
@@ -114,6 +114,10 @@ class Cuda(GpuDevice):
             self.runtime.memsetAsync(array.data.ptr, 0, array.nbytes, stream.ptr)
             stream.synchronize()
         return array
+
+    def current(self) -> AbstractContextManager[Any]:
+        device: AbstractContextManager[Any] = self._cupy.cuda.Device(self._gpu.id)
+        return device
 
     def lend(self, pages: int) -> tuple[Any, Lent]:
         with self.errors(f"allocating {pages} pages of {self._slot_bytes} bytes"), self._gpu:

@@ -7,6 +7,7 @@ push says that they were read. `host` keeps the same contract in ordinary memory
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
 import numpy as np
@@ -98,6 +99,10 @@ class GpuDevice:
         or rows out of range, or more than `batch_slots` pages, before a byte moves.
         """
         raise NotImplementedError
+
+    def current(self) -> AbstractContextManager[Any]:
+        """While it lasts, a device that this thread opens is on the same GPU."""
+        return nullcontext()
 
     def lend(self, pages: int) -> tuple[Any, Lent]:
         """As `buffer`, for another process to push into. Raises GpuError."""

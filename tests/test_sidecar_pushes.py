@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+import weakref
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 from prefetchd import Client, PageMissing, Runtime, connect
+from prefetchd.devices.host import Host
 from prefetchd.gpu import GpuError
 from prefetchd.sidecar.conversation import release_frame
 from prefetchd.sidecar.greeting import ServerLimits
@@ -208,12 +211,37 @@ class TestTime:
         buffer = kv.buffer(1)
         for _ in range(3):
             assert kv._line.link is not None
+            arena = weakref.ref(kv._line.link.attachment)
             kv._line.link.hang_up()
             assert kv.lookup(keys(1)).tolist() in ([], [0])
             assert kv.wait_until_back(PATIENCE_S)
+            gc.collect()
+            assert arena() is None  # whoever has a buffer does not keep it
             push_one(kv, buffer)
             at.daemon.until(lambda: len(at.at_daemon.borrowed) == 1)
         assert at.at_client.launches == 0
+
+    def test_whoever_attaches_again_is_on_the_same_gpu(self, at: Served) -> None:
+        """Though CUDA's current GPU is a thread's own, and another thread attaches."""
+        seen = list[str]()
+
+        class Elsewhere(Host):
+            def __init__(self, staging: NDArray[np.uint8], batch_slots: int) -> None:
+                super().__init__(staging, batch_slots)
+                seen.append("open")
+
+            @contextmanager
+            def current(self) -> Iterator[None]:
+                seen.append("here")
+                yield
+                seen.append("left")
+
+        kv = at.daemon.connect(gpu=Elsewhere)
+        assert kv._line.link is not None
+        kv._line.link.hang_up()
+        kv.lookup(keys(1))
+        assert kv.wait_until_back(PATIENCE_S)
+        assert seen == ["open", "here", "open", "left"]
 
     def test_buffers_go_back_when_nobody_uses_them(self, at: Served) -> None:
         kv = filled(at.connect())

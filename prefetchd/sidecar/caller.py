@@ -7,7 +7,7 @@ to the next, and that another store than before is not used. Refuses to know how
 from __future__ import annotations
 
 import logging
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -65,7 +65,9 @@ class Caller:
             for name in ("fingerprint", "layers", "blocks", "slots", "slot_bytes"):
                 if getattr(new, name) != getattr(before.welcome, name):
                     raise SidecarError(f"the daemon is back with another {name}; connect anew")
-        gpu = self._make_gpu(attachment.staging, new.slots)
+        # A thread of the line's attaches again, and CUDA's current GPU is a thread's own.
+        with nullcontext() if before is None else self._gpu.current():
+            gpu = self._make_gpu(attachment.staging, new.slots)
         if before is not None:
             self._gpu.close()
         else:

@@ -170,10 +170,11 @@ def _tell(server: Server, web: Http | None, log_format: LogFormat) -> None:
     logging.getLogger("prefetchd").setLevel(logging.INFO)
     for name, namespace in server.namespaces.open.items():
         runtime = namespace.runtime
+        gpu = f"; pushes by {runtime.gpu.engine}" if runtime.gpu.identity else ""
         say(
             f"{name}: {runtime.geometry.blocks} blocks of {runtime.geometry.layers} pages of "
             f"{runtime.page_bytes} bytes, staging {runtime.slots} pages, "
-            f"{runtime.stats().device}"
+            f"{runtime.stats().device}{gpu}"
         )
         if log_format is LogFormat.TEXT:  # they are in the log
             for note in runtime.notes:

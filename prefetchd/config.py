@@ -45,6 +45,7 @@ enabled = false
 # namespaces = 64             # at most, the configured ones included
 # bytes = "64GiB"             # payload of one, at most
 # staging = "1GiB"            # of one, at most
+# gpu = "cuda"                # as of a namespace
 
 [namespaces.chat]
 store = "/nvme/chat"          # a folder, of this namespace only
@@ -89,6 +90,7 @@ class Made(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     namespaces: int = 64
     bytes: str = "64GiB"
     staging: str = "1GiB"
+    gpu: str = "host"
 
 
 class Space(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

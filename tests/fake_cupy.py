@@ -220,7 +220,7 @@ class FakeGpu:
         self.mapped: dict[int, int] = {}
         self.borrowed: list[int] = []
         self.flags: list[int] = []
-        self.read_only_status = 0
+        self.read_only_status = self.handle_status = 0
         self.streams: list[Any] = []
         self.events: dict[int, Any] = {}
         self.registered: dict[int, int] = {}
@@ -295,6 +295,8 @@ class FakeGpu:
         return SimpleNamespace(cuda=cuda, ndarray=Array, RawKernel=kernel, asnumpy=asnumpy)
 
     def _handle(self, address: int) -> bytes:
+        if self.handle_status:
+            raise CUDARuntimeError(self.handle_status)
         fd, size = self.descriptors[address], self.mapped[address]
         assert size % (2 << 20) == 0, "others' allocations would be exported, too"
         return struct.pack("<8sqqq32x", b"fake-gpu", os.getpid(), fd, size)

@@ -149,6 +149,13 @@ class TestWhoPushes:
             assert any("cudaErrorNotSupported" in note for note in kv.notes)
             assert "one host gather and one copy" in kv.stats().gpu
 
+    def test_the_client_where_its_memory_cannot_be_exported(self, at: Served) -> None:
+        at.at_client.handle_status = 801
+        kv = filled(at.connect())
+        push_one(kv, kv.buffer(1))
+        assert (at.at_daemon.launches, at.at_client.launches) == (0, 1)
+        assert "cudaErrorNotSupported" in kv.notes[-1]
+
     def test_the_client_goes_on_when_a_push_of_the_daemon_fails(self, at: Served) -> None:
         kv = filled(at.connect())
         buffer = kv.buffer(2)

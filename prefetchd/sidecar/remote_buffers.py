@@ -107,7 +107,12 @@ class RemoteBuffers:
             self._tidy()
             if not pages or not gpu.identity:
                 return gpu.buffer(pages)
-            array, lent = gpu.lend(pages)
+            try:
+                array, lent = gpu.lend(pages)
+            except GpuError as error:  # not everywhere can memory be exported
+                array = gpu.buffer(pages)
+                self._note(f"the daemon cannot push into a buffer ({error}): this process does")
+                return array
             buffer = _Buffer(lent)
             self._buffers.append(buffer)
             if self._line.link is not None:

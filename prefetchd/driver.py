@@ -8,12 +8,12 @@ Calls are made by one thread at a time, except `verify`, which needs no lock.
 from __future__ import annotations
 
 import errno
-from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from prefetchd.blame import REFUSED, Blame
 from prefetchd.catalog import Catalog
 from prefetchd.depth import DepthMeter
 from prefetchd.device import DONE, OP, Arena, Completions, Ops, StorageDevice
@@ -30,8 +30,6 @@ _SLOT_BITS = np.uint64(24)
 SLOTS_MAX = 1 << 24
 _SLOT_MASK = np.uint64(SLOTS_MAX - 1)
 _GENERATION_MASK = np.uint64((1 << 39) - 1)
-REFUSED = -errno.ENODEV
-"""The result of an operation for a path that has failed: it was not tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +59,7 @@ class Driver:
         self.writer = writer
         self.paths = paths
         self.rot = Rot(catalog)
+        self.blame = Blame(catalog, paths)
         self._now_ns = 0
         self._probing = 0
         self.wrote = False
@@ -69,7 +68,6 @@ class Driver:
         self.depth = DepthMeter()
         self.gate = Gate()
         self.bytes_read = 0
-        self.failures: Counter[str] = Counter()
         self.waiting: list[list[Ops]] = [[] for _ in IoClass]
         self._ended: list[tuple[int, int]] = []  # tag, result: the device never had them
         slots = len(staging)
@@ -143,7 +141,7 @@ class Driver:
     def cancel(self, command: Cancel) -> None:
         """Reads took too long. End them early: at once if they are still queued here, else as far
         as the device can; those that began inside a longer run go with it."""
-        files = self._files_of(self._page[command.slots])
+        files = self.blame.files_of(self._page[command.slots])
         late = np.bincount(files, minlength=len(self.paths.names))
         tags = self._tags(command.slots)
         for queue in self.waiting[: IoClass.WRITE_BACK]:
@@ -209,7 +207,7 @@ class Driver:
         begun = self._generation[first].view(np.uint64) & _GENERATION_MASK
         current = begun == completions["tag"] >> _SLOT_BITS
         if (twice := len(current) - int(np.count_nonzero(current))) > 0:
-            self._failed("completion seen twice", count=twice)
+            self.blame.failed("completion seen twice", count=twice)
             completions, first = completions[current], first[current]
         runs = self._run[first].astype(np.int64)
         self._run[first] = 1
@@ -217,27 +215,13 @@ class Driver:
         results = completions["result"]
         whole = results == lengths
         if not every(whole) or self.paths.uneasy:
-            self._judge_reads(self._files_of(self._page[first]), results, whole)
+            self.blame.judge_reads(self._page[first], results, whole, self._now_ns)
         slots, each = first, whole
         if len(first) != runs.sum():
             each = np.repeat(whole, runs)
             within = np.arange(len(each)) - np.repeat(np.cumsum(runs) - runs, runs)
             slots = np.repeat(first, runs) + within
         return RawReads(slots, self._page[slots], self._generation[slots], each)
-
-    def _files_of(self, pages: Ids) -> Ids:
-        shape = self.catalog.superblock
-        return shape.files(pages // shape.layers)
-
-    def _judge_reads(self, files: Ids, results: Ids, whole: Mask) -> None:
-        for file, result in zip(files[~whole].tolist(), results[~whole].tolist(), strict=True):
-            if result == REFUSED and self.paths.unreadable[file]:
-                self.failures["path has failed"] += 1
-                continue
-            self._failed(why_not(result, "short read"), file)
-            if result != -errno.ECANCELED:
-                self.paths.failed(file, 1, self._now_ns, reading=True)
-        self.paths.succeeded(files[whole], reading=True)
 
     def verify(self, reads: RawReads) -> Completed:
         """Check every page that came whole; only a verified page may be read by anyone."""
@@ -251,41 +235,28 @@ class Driver:
         if not every(good):
             corrupt = reads.pages[whole][~good]
             self.rot.met(corrupt)
-            for file in self._files_of(corrupt).tolist():
-                self._failed("checksum mismatch", file)
+            for file in self.blame.files_of(corrupt).tolist():
+                self.blame.failed("checksum mismatch", file)
         if self.rot.suspected:
             self.rot.passed(reads.pages[verified])
         return Completed(reads.slots, reads.generations, verified)
-
-    def _failed(self, kind: str, file: int = 0, count: int = 1) -> None:
-        """Count a failure; say the first of each kind and path, not the millionth."""
-        self.failures[kind] += count
-        self.paths.say(kind, file, "what it was for is a miss, the rest goes on")
 
     def _carry_on(self, completions: Completions, now_ns: int) -> list[Written]:
         ended: list[Written] = []
         commit = self.writer.commit
         for tag, result in completions.tolist():
             file, length = self._writing.pop(tag, (0, result))
-            self._judge_write(file, length, result)
+            self.blame.judge_write(file, length, result, now_ns)
             told = self.writer.completed(tag, result, now_ns)
             troubles, commit.troubles = commit.troubles, []
             blamed = troubles[0].file if troubles else file
             troubles += [Trouble("write", end.result, blamed) for end in told if end.block < 0]
             for trouble in troubles:
                 reason = why_not(trouble.result)
-                self._failed(f"{trouble.what}: {reason}", trouble.file)
+                self.blame.failed(f"{trouble.what}: {reason}", trouble.file)
             ended += told
         self.write(now_ns)
         return ended
-
-    def _judge_write(self, file: int, length: int, result: int) -> None:
-        if result == length:
-            self.paths.bytes_written[file] += length
-            if self.paths.uneasy:
-                self.paths.succeeded(np.array([file]), reading=False)
-        elif not (result == REFUSED and self.paths.unwritable[file]):
-            self.paths.failed(file, 1, self._now_ns, reading=False)
 
     def expire(self, now_ns: int) -> list[Written]:
         """Give up what the device does not write in time."""

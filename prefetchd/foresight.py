@@ -89,7 +89,7 @@ class Foresight:
         self._predictor.on_hint(hint)
 
     def learn_all(self) -> None:
-        while self._observer.show_next(at_once=True):
+        while self._observer.show_next(at_once=True, early=True):
             pass
 
     @property
@@ -165,7 +165,7 @@ class Foresight:
         self.unfinished = guess.restores and cut
         left_out = self.unfinished or self._planner.distrusts
         # What the predictor has not been shown yet may well bring something new.
-        unseen = self._observer.due(at_once=False, early=True)
+        unseen = self._observer.unshown
         self._stands = guess.restores and not (left_out or unseen or len(guess.keep))
         if self._stands or self._observer.foretold:
             self._observer.foretell(guess.pages if self._stands else NO_IDS)

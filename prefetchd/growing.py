@@ -8,7 +8,6 @@ nothing of it is on the medium before it is sealed, so a crash leaves nothing of
 from __future__ import annotations
 
 import threading
-from types import TracebackType
 from typing import Self
 
 import numpy as np
@@ -227,10 +226,5 @@ class GrowingBlock:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.drop()

@@ -5,6 +5,7 @@ Decides when they are told: a demand is shown to the policies later, when nothin
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -36,6 +37,7 @@ class Observer:
         self._feedback: list[Feedback] = []
         self._marks = np.zeros(len(staging.slot_of), np.uint8)  # PUSHED_OUT, FORETOLD
         self._unseen = Unseen(staging.eviction.geometry)
+        self._unshown: deque[Access] = deque()  # the latest of these, new to the predictor as well
         self.foretold_gone = False
         """Whether any page that was foretold has gone out since."""
         self._foretold = NO_IDS
@@ -69,6 +71,14 @@ class Observer:
         self.counters.count_outcomes(access.outcomes)
         if not once:
             self._unseen.add((slots, access))
+            self._unshown.append(access)
+            while len(self._unshown) > self._unseen.demands:  # some were dropped
+                self._unshown.popleft()
+
+    @property
+    def unshown(self) -> bool:
+        """Whether the predictor has not been shown all demands."""
+        return len(self._unshown) > 0
 
     @property
     def crowded(self) -> bool:
@@ -98,11 +108,16 @@ class Observer:
     def show_next(self, *, at_once: bool, early: bool = False) -> bool:
         """Let the policies learn from the oldest they have not seen; whether more is due.
 
-        Unless `at_once`, they learn from several demands in one step, as soon as there are enough,
-        or, if that is wanted `early`, any: that takes little longer than to learn from one.
+        They learn from several demands in one step, as soon as there are enough, or, if that is
+        wanted `early`, any: that takes little longer than to learn from one. If `at_once`, the
+        predictor learns from each by itself, and before.
         """
+        if at_once and self._unshown:
+            self._predictor.on_accesses([self._unshown.popleft()])
+            if self._unshown:
+                return True
         if self.due(at_once=at_once, early=early):
-            self._show(self._unseen.oldest() if at_once else self._unseen.batch())
+            self._show(self._unseen.batch())
             if self.due(at_once=at_once, early=early):
                 return True
             if not at_once:
@@ -112,17 +127,20 @@ class Observer:
         return False
 
     def due(self, *, at_once: bool, early: bool = False) -> bool:
-        if at_once:
-            return len(self._unseen) > 0
-        return self._unseen.enough or (early and self._unseen.demands > 0)
+        if at_once and self._unshown:
+            return True
+        some = len(self._unseen) if at_once else self._unseen.demands
+        return self._unseen.enough or (early and some > 0)
 
     def _show(self, batch: Batch) -> None:
         """The predictor first: in a history that the policy keeps it finds things as they stood
         before these demands, and learns from the difference."""
         for pages, chances in batch.foretold:
             self._staging.eviction.expected(pages, chances)
+        new = len(self._unshown) - self._unseen.demands
+        if new > 0:
+            self._predictor.on_accesses([self._unshown.popleft() for _ in range(new)])
         if batch.accesses:
-            self._predictor.on_accesses(batch.accesses)
             self._show_demands(batch)
         for pages, chances in batch.guesses:
             self._staging.eviction.expected(pages, chances)

@@ -6,15 +6,14 @@ the driver's, the file is the store's.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from prefetchd.assembly import Options, Parts
+from prefetchd.closing import Closing
 from prefetchd.engine import Engine
 from prefetchd.growing import GrowingBlock, OpenBlocks
 from prefetchd.holds import Holds, check_demand
@@ -34,7 +33,7 @@ log = logging.getLogger("prefetchd")
 _CLOSE_TIMEOUT_NS = 30_000_000_000
 
 
-class Runtime(Reconfiguring):
+class Runtime(Reconfiguring, Closing):
     """One store, one staging buffer, one engine. Usable as a context manager, also `async with`.
 
     Thread-safe. Made by `prefetchd.open`.
@@ -274,31 +273,3 @@ class Runtime(Reconfiguring):
             self._drains.end()
             self._puts.fillers.stop()
             self._parts.close(clean=clean)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        try:
-            self.close()
-        except Exception as closing:
-            if error is None:
-                raise
-            log.error("%s", closing)
-            error.add_note(f"afterwards, while closing: {closing}")
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await asyncio.to_thread(self.__exit__, kind, error, traceback)

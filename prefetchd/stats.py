@@ -157,7 +157,7 @@ def _counters(parts: Parts, engine: Engine, puts: Puts, blocks_open: int) -> Sta
         blocks_visible=parts.catalog.blocks_visible,
         outcomes={o.name.lower(): int(counters.outcomes[o]) for o in Outcome},
         prefetch=counters.prefetches(),
-        failures=dict(driver.failures),
+        failures=dict(driver.blame.failures),
         paths=driver.paths.stats(),
         proofs=dict(parts.store.proofs),
         hints_dropped=engine.hints_dropped,

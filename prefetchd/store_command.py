@@ -7,15 +7,10 @@ elsewhere.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import msgspec
 import typer
-from rich.console import Console
-from rich.progress import Progress
 
 from prefetchd import checking, store_info, store_making
 from prefetchd import key_file as key_files
@@ -25,57 +20,29 @@ from prefetchd.layout import Layout, LayoutError, uniform
 from prefetchd.layout_command import layout_of
 from prefetchd.replacing import replace_path
 from prefetchd.store_opening import Opening, peek
+from prefetchd.store_options import (
+    DeviceName,
+    ForceFlag,
+    JsonFlag,
+    KeyFile,
+    MissingFlag,
+    RawFlag,
+    StorePath,
+    bars,
+    out,
+    print_json,
+)
 from prefetchd.units import parse_bytes
 
 store_app = typer.Typer(help="Make, show, check, repair and erase stores.", no_args_is_help=True)
 
-Told = Callable[[int, int], None]
 _UNREADABLE = "what the store held can no longer be read"
 _SHOWN = 20  # problems; --json has more
-
-StorePath = Annotated[
-    Path, typer.Argument(readable=False, help="The store's (first) folder, or its device.")
-]
-RawFlag = Annotated[bool, typer.Option("--raw", help="A path may be a block device.")]
-JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-MissingFlag = Annotated[
-    bool, typer.Option("--allow-missing-paths", help="Go on without paths that are away.")
-]
-KeyFile = Annotated[
-    Path | None, typer.Option(readable=False, help="The key file of an encrypted store.")
-]
-DeviceName = Annotated[str, typer.Option(help="How it is read: uring, liburing or threads.")]
 
 
 @store_app.callback()
 def _group() -> None:
     """Stores that nobody uses at the moment."""
-
-
-@contextmanager
-def _bars() -> Iterator[Callable[[str], Told]]:
-    """Progress bars on stderr, one a name, made when they are first told of anything."""
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-
-        def bar(name: str) -> Told:
-            tasks: list[Any] = []
-
-            def tell(done: int, whole: int) -> None:
-                if not tasks:
-                    tasks.append(progress.add_task(name, total=whole))
-                progress.update(tasks[0], completed=done, total=whole)
-
-            return tell
-
-        yield bar
-
-
-def _print_json(value: object) -> None:
-    typer.echo(msgspec.json.format(msgspec.json.encode(value), indent=1).decode())
-
-
-def _out() -> Console:
-    return Console(highlight=False, soft_wrap=True)
 
 
 @store_app.command("create")
@@ -103,16 +70,14 @@ def create(
         typer.Option(readable=False, help="Encrypt it; the key is kept there, in a new file."),
     ] = None,
     raw: RawFlag = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="With --raw: whatever lies there is lost.")
-    ] = False,
+    force: ForceFlag = False,
     json: JsonFlag = False,
 ) -> None:
     """Make a store: its files preallocated, and filled unless told otherwise."""
     layout = _layout(model, dtype, layers, page_bytes)
     if (blocks is None) == (size is None):
         raise ValueError("say how large the store is to be: either --blocks or --bytes")
-    with _bars() as bar:
+    with bars() as bar:
         store_making.create(
             folder,
             layout,
@@ -147,13 +112,11 @@ def replace(
     new: Annotated[Path, typer.Argument(readable=False, help="A folder on another drive.")],
     fill: Annotated[bool, typer.Option("--fill/--no-fill", help="Write the new part once.")] = True,
     raw: RawFlag = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="With --raw: whatever lies there is lost.")
-    ] = False,
+    force: ForceFlag = False,
     json: JsonFlag = False,
 ) -> None:
     """Put another drive in the place of a path that was drained; the old one may be away."""
-    with _bars() as bar:
+    with bars() as bar:
         told = bar("filling")
         replace_path(folder, old, new, fill=fill, raw=raw, force=force, progress=told)
     _show(store_info.look(folder, Opening(read_only=True, raw=raw)), json=json)
@@ -169,16 +132,16 @@ def info(
 ) -> None:
     """Show a store's layout, paths, state, and how long its blocks have to live."""
     opening = Opening(True, allow_missing_paths, raw)
-    with _bars() as bar:
+    with bars() as bar:
         found = store_info.look(folder, opening, device=device, progress=bar("reading headers"))
     _show(found, json=json)
 
 
 def _show(found: store_info.Info, *, json: bool) -> None:
     if json:
-        _print_json(found)
+        print_json(found)
         return
-    console = _out()
+    console = out()
     for name, words in store_info.rows(found):
         console.print(f"{name:<14} {words}", markup=False)
     for note in found.notes:
@@ -199,7 +162,7 @@ def check(
     Nothing is written.
     """
     opening = Opening(True, allow_missing_paths, raw, key_file)
-    with _bars() as bar:
+    with bars() as bar:
         report = checking.check(
             folder,
             opening,
@@ -208,7 +171,7 @@ def check(
             progress=bar("checking"),
         )
     if json:
-        _print_json(report)
+        print_json(report)
     else:
         _tell(report)
     if report.counts:
@@ -216,7 +179,7 @@ def check(
 
 
 def _tell(report: checking.Report) -> None:
-    console = _out()
+    console = out()
     for problem in report.problems[:_SHOWN]:
         console.print(f"{problem.path}: {problem.words}", markup=False)
     total = sum(report.counts.values())
@@ -246,7 +209,7 @@ def repair(
 
     Exit code 1: something is left that could not be helped.
     """
-    with _bars() as bar:
+    with bars() as bar:
         done = checking.repair(
             folder,
             Opening(raw=raw, key_file=key_file),
@@ -255,9 +218,9 @@ def repair(
             progress=bar("checking"),
         )
     if json:
-        _print_json(done)
+        print_json(done)
     else:
-        console = _out()
+        console = out()
         for words in done.left[:_SHOWN]:
             console.print(words, markup=False)
         console.print(
@@ -299,18 +262,18 @@ def erase(
     if key_file is not None:
         key_files.destroy(key_file)
         if not json:
-            _out().print(f"destroyed {key_file}: {_UNREADABLE}", markup=False)
+            out().print(f"destroyed {key_file}: {_UNREADABLE}", markup=False)
     gone = erase_store(parts.places, raw=raw)
     if json:
         left = {"away": parts.away, "in_use": parts.in_use}
         found = {name: {str(path): why for path, why in of.items()} for name, of in left.items()}
         key = None if key_file is None else str(key_file)
-        _print_json({"key_destroyed": key, "erased": [str(path) for path in gone], **found})
+        print_json({"key_destroyed": key, "erased": [str(path) for path in gone], **found})
     else:
         told = [f"erased {path}" for path in gone]
         if keyed and key_file is None:
             told.append("its key file was not named and is left; destroy it, too")
         told += [f"not erased: {why}" for why in (parts.away | parts.in_use).values()]
-        _out().print("\n".join(told), markup=False)
+        out().print("\n".join(told), markup=False)
     if parts.in_use:
         raise typer.Exit(3)

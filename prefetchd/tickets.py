@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, suppress
 from functools import partial
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -214,12 +213,7 @@ class Ticket(_Awaitable):
     def __enter__(self) -> Self:
         return self.wait()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
 

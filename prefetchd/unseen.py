@@ -77,13 +77,6 @@ class Unseen:
         self._demands -= not isinstance(told, Guess)
         return told
 
-    def oldest(self) -> Batch:
-        """Take one demand, or one guess."""
-        told = self._pop()
-        if isinstance(told, Guess):
-            return _batch([], [(0, told)], self._layers)
-        return _batch([told], [], self._layers)
-
     def batch(self) -> Batch:
         """Take the oldest demands that can be told together, and the guesses around them."""
         demands = [told for told in self._told if not isinstance(told, Guess)]

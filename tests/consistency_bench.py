@@ -193,7 +193,7 @@ class World:
         if number in self.now and not gone:
             owners = [put for put in self.puts if put.number == number]
             told = any(put.ticket.failures for put in owners)
-            header = any("header" in kind for kind in self.parts.driver.failures)
+            header = any("header" in kind for kind in self.parts.driver.blame.failures)
             assert told or header, f"key {number} is gone without a reason"
             assert number not in self.promised, f"key {number} was durable and is gone"
         self.now.pop(number, None)
@@ -483,7 +483,9 @@ class World:
             assert (staging.state % 2 == 0).all(), "a slot is the device's, and it has none"
             assert self.writer.idle
             assert not any(self.writer._writing), "a write buffer is left"
-            troubles = sum(n for kind, n in self.parts.driver.failures.items() if "header" in kind)
+            troubles = sum(
+                n for kind, n in self.parts.driver.blame.failures.items() if "header" in kind
+            )
             left = self.catalog.blocks_used - self.catalog.blocks_visible
             assert 0 <= left <= troubles, f"{left} extents are held for nothing"
         self.check()

@@ -14,7 +14,8 @@ from typing import Any
 
 from prefetchd import Client, Options, Runtime, connect
 from prefetchd.sidecar.greeting import ServerLimits
-from prefetchd.sidecar.namespace import Namespaces, NamespaceSettings, open_namespace
+from prefetchd.sidecar.namespace import NamespaceSettings, open_namespace
+from prefetchd.sidecar.namespaces import Namespaces
 from prefetchd.sidecar.place import Place
 from prefetchd.sidecar.server import Server
 from tests.runtime_bench import BLOCKS, PAGE_BYTES, PLAIN, layout

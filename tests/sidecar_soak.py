@@ -303,8 +303,13 @@ def usable_slots(kv: Client) -> int:
     assert len(pages) >= 2 * kv.slots
     for first in range(0, len(pages) - kv.slots, kv.slots // 4):
         kv.demand(pages[first : first + kv.slots // 4]).wait().release()
-    with kv.demand(pages[-kv.slots :]) as ticket:
-        return int(np.count_nonzero(~ticket.missing))
+    most = 0
+    for _ in range(5):  # on a busy machine a read may take longer than it may
+        with kv.demand(pages[-kv.slots :], timeout_s=60) as ticket:
+            most = max(most, int(np.count_nonzero(~ticket.missing)))
+        if most == kv.slots:
+            break
+    return most
 
 
 def until(true: Callable[[], bool], seconds: float = 20.0) -> None:

@@ -222,13 +222,26 @@ def test_a_pass_over_the_layers_is_told_in_full_batches() -> None:
     assert told.promises == {}
 
 
+def test_without_hints_the_predictor_sees_each_demand_and_the_eviction_learns_in_batches() -> None:
+    watched, told = observer()
+    demands = [GEOMETRY.page_ids(np.arange(3), layer) for layer in range(BATCH_DEMANDS)]
+    for number, pages in enumerate(demands[:-1], 1):
+        watched.demanded(np.full(3, -1), access_of(pages, None))
+        assert not watched.show_next(at_once=True)
+        assert (len(told.accesses), told.demands) == (number, [])
+    watched.demanded(np.full(3, -1), access_of(demands[-1], None))
+    watched.show_next(at_once=True)
+    assert told.sizes == [1] * BATCH_DEMANDS
+    assert told.demands == told.accesses == [pages.tolist() for pages in demands]
+
+
 def test_the_oldest_that_is_unseen_is_dropped_and_crowds_before() -> None:
     unseen = Unseen(GEOMETRY)
     for number in range(UNSEEN_MAX + 5):
         assert unseen.crowded == (number >= CROWDED)
         unseen.add((np.array([-1]), access_of(np.array([number]), None)))
     assert len(unseen) == UNSEEN_MAX
-    assert unseen.oldest().accesses[0].pages.tolist() == [5]
+    assert unseen.batch().accesses[0].pages.tolist() == [5]
 
 
 @pytest.mark.parametrize("name", names("predictor"))

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from prefetchd.config import EXAMPLE, ConfigError, limits_of, parse_config, settings_of, socket_mode
+from prefetchd.config import ConfigError, limits_of, parse_config, settings_of, socket_mode
+from prefetchd.config_tables import EXAMPLE
 from tests.replays import run_here
 
 SPACE = '[namespaces.a]\nstore = "x"\nlayers = 2\npage_bytes = "4KiB"\nblocks = 4\n'

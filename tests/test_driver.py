@@ -78,7 +78,7 @@ def test_a_queued_read_that_is_cancelled_ends_without_the_device() -> None:
     driver.cancel(Cancel(np.array([0, 2, 3])))
     assert sorted(reaped(driver)) == [(0, True), (1, True), (2, False), (3, False), (4, True)]
     assert device.started == [0, 4, 1], "0 had begun"
-    assert dict(driver.failures) == {errno_name(errno.ECANCELED): 2}
+    assert dict(driver.blame.failures) == {errno_name(errno.ECANCELED): 2}
     device.close()
 
 

@@ -20,7 +20,8 @@ from prefetchd.model import Demanded, IoClass, Read
 from prefetchd.planner import PlannerLimits
 from prefetchd.sidecar import recording
 from prefetchd.sidecar.logs import JsonLines
-from prefetchd.sidecar.namespace import Namespaces, NamespaceSettings, open_namespace
+from prefetchd.sidecar.namespace import NamespaceSettings, open_namespace
+from prefetchd.sidecar.namespaces import Namespaces
 from prefetchd.sidecar.recording import record_events
 from tests.replays import run_here
 from tests.runtime_bench import BLOCKS, LAYERS, PAGE_BYTES, PLAIN, content, keys, layout

@@ -153,7 +153,7 @@ def asking(kv: Runtime, pages: Any, blocks: Ids) -> Iterator[Callable[[], int]]:
                 with kv.demand(kv.pages(blocks, layer)) as ticket:
                     assert not ticket.missing.any()
                     assert np.array_equal(np.stack(ticket.views()), pages[:, layer])
-                put = kv.put(keys(1, 100 + rounds[0]), pages[:1]).wait()
+                put = kv.put(keys(1, 100 + rounds[0] % 12), pages[:1]).wait()
                 assert put.failures == []
                 with turned:
                     rounds[0] += 1
@@ -356,9 +356,11 @@ def test_a_file_that_is_read_again_is_applied_and_told(
             assert f"namespace a: changed {words}" in said
         assert (kv.stats().evict, kv.stats().predictor) == ("cycle", "auto")
 
-        write(staging="2MiB", made="[made]\nenabled = true", more="token = 'x'")
+        http, salted = "256\nhttp = '127.0.0.1:1'", "token = 'x'\nsalt = 'y'"
+        write(clients=http, staging="2MiB", made="[made]\nenabled = true", more=salted)
         said = reload()
-        assert "[made]: needs a restart" in said
+        for what in ("[daemon] http", "namespace a: salt", "[made]"):
+            assert f"{what}: needs a restart" in said
         assert "staging_bytes from 1048576 to 2097152: needs a restart" in said
         assert "who may use it has changed" in said
         assert "changed evict from cycle to lru" in said
@@ -376,4 +378,4 @@ def test_a_file_that_is_read_again_is_applied_and_told(
 def test_options_are_all_sorted_out() -> None:
     """A new option is one or the other on purpose: see `changes.LIVE`."""
     names = set(Options.__dataclass_fields__)
-    assert len(names) == 26, "sort the new one out, in `changes.LIVE` and `Runtime.reconfigure`"
+    assert len(names) == 27, "sort the new one out, in `changes.LIVE` and `Runtime.reconfigure`"

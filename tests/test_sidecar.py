@@ -28,8 +28,9 @@ from prefetchd.sidecar.greeting import ServerLimits
 from prefetchd.sidecar.handshake import hello_for
 from prefetchd.sidecar.namespace import NamespaceSettings
 from prefetchd.sidecar.place import Place, PlaceError
-from prefetchd.sidecar.protocol import Limits, Ping, Pong
+from prefetchd.sidecar.protocol import Ping
 from prefetchd.sidecar.regions import Regions
+from prefetchd.sidecar.replies import Limits, Pong
 from prefetchd.sidecar.session import Session
 from prefetchd.sidecar.wire import Frames, frame, reply_of
 from tests.runtime_bench import BLOCKS, LAYERS, PAGE_BYTES, PLAIN, content, keys, layout, pinned

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from prefetchd import Client, connect
 from prefetchd.cuda_sharing import gpu_identity, lend
-from prefetchd.sidecar import protocol
+from prefetchd.sidecar import replies
 from prefetchd.sidecar.handshake import hello_for
 from prefetchd.sidecar.protocol import (
     Advise,
@@ -36,7 +36,6 @@ from prefetchd.sidecar.protocol import (
     Request,
     Seal,
     Share,
-    Shared,
     Unshare,
     Write,
 )
@@ -184,7 +183,7 @@ CALM = settings(
 @given(requests=st.lists(REQUESTS, max_size=8))
 def test_any_messages_are_answered_or_refused(bench: Bench, requests: list[Request]) -> None:
     answers = bench.attack(b"".join(map(frame, requests)), greeted=True)
-    assert isinstance(answers[0], protocol.Welcome)
+    assert isinstance(answers[0], replies.Welcome)
     asked = {getattr(request, "id", 0) for request in requests} | {0}
     assert {getattr(answer, "id", 0) for answer in answers} <= asked
     bench.check()
@@ -239,7 +238,7 @@ def test_a_lent_buffer_takes_any_messages_in_any_order(data: st.DataObject, benc
         body = frame(Share(LENT_NUMBER, HANDLE, LENT_PAGES, GPU))
         bad._line.ask(bad._line.link, LENT_NUMBER, body, shared.append, 10**10)
         bad._line.wait(lambda: bool(shared))
-        assert isinstance(shared[0], Shared)
+        assert isinstance(shared[0], replies.Shared)
         messages = with_a_lent_buffer(LENT_NUMBER, ticket.number)
         for message in data.draw(st.lists(messages, min_size=1, max_size=8)):
             if (link := bad._link()) is not None:

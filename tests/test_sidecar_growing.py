@@ -12,8 +12,9 @@ import pytest
 from numpy.typing import NDArray
 
 from prefetchd import Client, GrowError, connect
-from prefetchd.sidecar.protocol import Drop, Error, Message, Write
+from prefetchd.sidecar.protocol import Drop, Message, Write
 from prefetchd.sidecar.remote_growing import RemoteGrowing
+from prefetchd.sidecar.replies import Error
 from prefetchd.sidecar.wire import frame
 from tests.runtime_bench import LAYERS, PAGE_BYTES, content, keys, layout, pinned
 from tests.sidecar_bench import Daemon, Process, daemon, in_space

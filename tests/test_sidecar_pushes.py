@@ -19,7 +19,8 @@ from prefetchd.devices.host import Host
 from prefetchd.gpu import GpuError
 from prefetchd.sidecar.conversation import release_frame
 from prefetchd.sidecar.greeting import ServerLimits
-from prefetchd.sidecar.protocol import Error, Limits, Message, Pong, Push, Reply, Share, Unshare
+from prefetchd.sidecar.protocol import Message, Push, Share, Unshare
+from prefetchd.sidecar.replies import Error, Limits, Pong, Reply
 from prefetchd.sidecar.wire import frame
 from tests.fake_cupy import FakeGpu
 from tests.pushes_bench import WAYS, Served, opened, served

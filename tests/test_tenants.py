@@ -21,9 +21,11 @@ from prefetchd.model import ChainHint, DoneHint
 from prefetchd.sidecar.greeting import ServerLimits
 from prefetchd.sidecar.handshake import hello_for
 from prefetchd.sidecar.memory import Memory
-from prefetchd.sidecar.namespace import DeniedError, Namespaces, NamespaceSettings
+from prefetchd.sidecar.namespace import NamespaceSettings
+from prefetchd.sidecar.namespaces import DeniedError, Namespaces
 from prefetchd.sidecar.peers import Peer
-from prefetchd.sidecar.protocol import Demand, Find, Ping, Pong, Release
+from prefetchd.sidecar.protocol import Demand, Find, Ping, Release
+from prefetchd.sidecar.replies import Pong
 from prefetchd.sidecar.session import Session
 from prefetchd.sidecar.shares import Window
 from prefetchd.sidecar.wire import Frames, frame, raw_of, reply_of

@@ -58,9 +58,6 @@ class Far:
         group = layer // self._width
         for number in (group, group + 1):
             self._ask(number)
-        # What has arrived is taken note of here, in few large parts: a thread beside this one would
-        # do it in many, and take the interpreter's lock from what computes for each.
-        self._runtime.tend(0)
         ticket = self._arrived(self._groups[group], layer)
         slots: Slots = ticket.slots.reshape(self.count, -1)[:, layer - group * self._width]
         return slots
@@ -106,7 +103,9 @@ class Far:
         self._arrived(ticket, layer)
         if self.meter:
             self.meter.served(ticket, mass, asked_ns)
-        self._runtime.tend(0)  # the same for what is to be learned
+        # What it has to learn it learns here, where a thread beside this one would only get in
+        # the way of what computes.
+        self._runtime.tend(0)
         return ticket
 
     def hint(self, layer: int, places: Ids, mass: Scores) -> None:

@@ -25,7 +25,8 @@ from prefetchd.bench.emulation import Emulation
 from prefetchd.bench.runs import ReplayError
 from prefetchd.runtime import Runtime
 from prefetchd.sidecar.client import Client
-from prefetchd.sidecar.namespace import Namespaces, NamespaceSettings, open_namespace
+from prefetchd.sidecar.namespace import NamespaceSettings, open_namespace
+from prefetchd.sidecar.namespaces import Namespaces
 from prefetchd.sidecar.place import Place
 from prefetchd.sidecar.server import Server
 from prefetchd.store import StoreError

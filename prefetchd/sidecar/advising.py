@@ -9,8 +9,9 @@ import numpy as np
 
 from prefetchd.advice import Advice, Prefill
 from prefetchd.model import Ids
-from prefetchd.sidecar import protocol
-from prefetchd.sidecar.protocol import IDS_MAX, Reply
+from prefetchd.sidecar import protocol, replies
+from prefetchd.sidecar.protocol import IDS_MAX
+from prefetchd.sidecar.replies import Reply
 from prefetchd.sidecar.wire import frame, raw_of
 
 
@@ -24,7 +25,7 @@ def advise_frame(number: int, blocks: Ids, prefill: Prefill) -> bytes:
 
 def advice_of(reply: Reply, prefill: Prefill, blocks: int) -> Advice:
     """Raises ValueError for what the daemon refused."""
-    if isinstance(reply, protocol.Advice):
+    if isinstance(reply, replies.Advice):
         return Advice(
             reply.blocks,
             reply.found,
@@ -34,7 +35,7 @@ def advice_of(reply: Reply, prefill: Prefill, blocks: int) -> Advice:
             reply.words,
         )
     words = str(getattr(reply, "words", "the daemon's answer makes no sense"))
-    if isinstance(reply, protocol.Error) and reply.code == "bad_request":
+    if isinstance(reply, replies.Error) and reply.code == "bad_request":
         raise ValueError(words)
     return advice_away(words, prefill, blocks)
 

@@ -11,7 +11,6 @@ import time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import numpy as np
@@ -33,8 +32,9 @@ from prefetchd.sidecar.conversation import (
 )
 from prefetchd.sidecar.handshake import AwayError, SidecarError
 from prefetchd.sidecar.loop_line import LoopLine
-from prefetchd.sidecar.protocol import AskStats, Hello, Reply, Told
+from prefetchd.sidecar.protocol import AskStats, Hello
 from prefetchd.sidecar.remote import RemotePut, RemoteTicket
+from prefetchd.sidecar.replies import Reply, Told
 from prefetchd.sidecar.wire import frame
 from prefetchd.sidecar.writes import NO_END_NS, fail
 from prefetchd.stats import Stats
@@ -180,10 +180,5 @@ class AsyncClient(Caller):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()

@@ -22,7 +22,7 @@ from prefetchd.lookups import Keys, Stamps, as_keys
 from prefetchd.model import Geometry, Ids, Scores
 from prefetchd.sidecar.conversation import Attachment
 from prefetchd.sidecar.handshake import SidecarError
-from prefetchd.sidecar.protocol import Limits
+from prefetchd.sidecar.replies import Limits
 from prefetchd.sidecar.writes import Writes
 from prefetchd.terms import as_pages, check_terms
 from prefetchd.tickets import Ticket

@@ -7,17 +7,16 @@ they mean the conversation's.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from functools import partial
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from prefetchd.advice import Advice, Prefill
 from prefetchd.assembly import GpuFactory
+from prefetchd.closing import Closing
 from prefetchd.growing import GrowError
 from prefetchd.lookups import Found, Keys, Stamps, as_keys
 from prefetchd.model import NO_IDS, Hint, Ids, Scores
@@ -35,17 +34,18 @@ from prefetchd.sidecar.handshake import AwayError
 from prefetchd.sidecar.line import Line
 from prefetchd.sidecar.link import Link
 from prefetchd.sidecar.place import path_of
-from prefetchd.sidecar.protocol import AskStats, Hello, Told
+from prefetchd.sidecar.protocol import AskStats, Hello
 from prefetchd.sidecar.remote import RemotePut, RemoteTicket
 from prefetchd.sidecar.remote_buffers import RemoteBuffers, pushed_by
 from prefetchd.sidecar.remote_growing import RemoteGrowing, grow
+from prefetchd.sidecar.replies import Told
 from prefetchd.sidecar.wire import frame
 from prefetchd.sidecar.writes import NO_END_NS, Piece, Writes, fail
 from prefetchd.stats import Stats
 from prefetchd.tickets import Ticket
 
 
-class Client(Caller):
+class Client(Caller, Closing):
     """One namespace of a daemon. Usable as a context manager, also `async with`. Thread-safe; a
     thread that waits alone drives the socket itself. Made by `connect`."""
 
@@ -248,25 +248,3 @@ class Client(Caller):
         self._line.close()
         self._gpu.close()
         self._attachment = self._writes = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await asyncio.to_thread(self.close)

@@ -16,15 +16,8 @@ from collections.abc import Callable, Hashable, Sequence
 
 from prefetchd.sidecar.loop_turns import BYTES_A_COST, MESSAGE_COST, READ_COST, READS_COST
 from prefetchd.sidecar.peers import Peer, peer_of
-from prefetchd.sidecar.protocol import (
-    HELLO_BYTES_MAX,
-    AskStats,
-    Erase,
-    Error,
-    Hello,
-    Message,
-    Request,
-)
+from prefetchd.sidecar.protocol import HELLO_BYTES_MAX, AskStats, Erase, Hello, Message, Request
+from prefetchd.sidecar.replies import Error
 from prefetchd.sidecar.session import Session
 from prefetchd.sidecar.wire import Frames, ProtocolError, frame, request_of
 

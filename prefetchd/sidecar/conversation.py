@@ -29,11 +29,10 @@ from prefetchd.model import (
     Scores,
 )
 from prefetchd.paths import PathStats
-from prefetchd.sidecar import protocol
+from prefetchd.sidecar import protocol, replies
 from prefetchd.sidecar.arena import map_staging, map_write_arena
 from prefetchd.sidecar.protocol import (
     Demand,
-    Error,
     Find,
     HintChain,
     HintDone,
@@ -41,9 +40,8 @@ from prefetchd.sidecar.protocol import (
     Message,
     Put,
     Release,
-    Reply,
-    Welcome,
 )
+from prefetchd.sidecar.replies import Error, Reply, Welcome
 from prefetchd.sidecar.wire import Frames, ProtocolError, array_of, frame, raw_of, reply_of
 from prefetchd.stats import Stats, StoreWrites
 from prefetchd.waits import WaitCounts
@@ -183,7 +181,7 @@ def _lead(start_ns: int | None, now_ns: int) -> int | None:
 def ready_of(reply: Reply, number: int, count: int, slots_most: int) -> Ready:
     """A demand's answer; of one that failed: nothing could be had. Raises ProtocolError for slots
     that there are not."""
-    if not isinstance(reply, protocol.Pages):
+    if not isinstance(reply, replies.Pages):
         return nothing(number, count)
     slots = array_of(reply.slots, np.int64, count, "slots", count)
     if count:
@@ -208,7 +206,7 @@ def nothing(number: int, count: int) -> Ready:
 
 
 def found_of(reply: Reply) -> Found:
-    if not isinstance(reply, protocol.Found):
+    if not isinstance(reply, replies.Found):
         return Found(NO_IDS, NO_IDS)
     most = protocol.KEYS_MAX
     blocks = array_of(reply.blocks, np.int64, most, "blocks")
@@ -217,7 +215,7 @@ def found_of(reply: Reply) -> Found:
 
 def put_end_of(reply: Reply, count: int) -> tuple[list[int], list[int], list[str], list[int]]:
     """Blocks, stamps, failures and refused positions of a put."""
-    if isinstance(reply, protocol.PutEnd):
+    if isinstance(reply, replies.PutEnd):
         blocks = array_of(reply.blocks, np.int64, count, "blocks", count)
         stamps = array_of(reply.stamps, np.int64, count, "stamps", count)
         refused = [place for place in reply.refused if 0 <= place < count]

@@ -19,13 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prefetchd import erasing, store_making
-from prefetchd.sidecar.namespace import (
-    DeniedError,
-    Namespace,
-    NamespaceSettings,
-    open_namespace,
-)
-from prefetchd.sidecar.protocol import Erase, Erased, Hello, Shape
+from prefetchd.sidecar.namespace import Namespace, NamespaceSettings, open_namespace
+from prefetchd.sidecar.namespaces import DeniedError
+from prefetchd.sidecar.protocol import Erase, Hello, Shape
+from prefetchd.sidecar.replies import Erased
 from prefetchd.sidecar.told import layout_told
 from prefetchd.store import StoreError
 from prefetchd.store_opening import Opening, exists, superblock_of
@@ -33,6 +30,7 @@ from prefetchd.store_place import data_path
 
 if TYPE_CHECKING:
     from prefetchd.sidecar.connection import Connection
+    from prefetchd.sidecar.entrance import Entrance
     from prefetchd.sidecar.server import Server
 
 log = logging.getLogger("prefetchd")
@@ -43,8 +41,9 @@ _ZEROS_BYTES = 1 << 20
 class Eraser:
     """`take` is called by the loop's thread."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, entrance: Entrance) -> None:
         self._server = server
+        self._entrance = entrance
         self._thread = ThreadPoolExecutor(1, "prefetchd-erase")
 
     def take(self, connection: Connection, erase: Erase) -> None:
@@ -56,11 +55,11 @@ class Eraser:
             return connection.refuse("denied", str(error))
         except (StoreError, ValueError) as error:
             return connection.refuse("bad_request", str(error))
-        if name in self._server.opening:
+        if name in self._entrance.opening:
             words = f"namespace {name!r} is being opened or erased; ask again"
             return connection.refuse("stopped", words)
         namespace = namespaces.open.get(name)
-        self._server.opening[name] = []
+        self._entrance.opening[name] = []
         if namespace is not None:
             self._server.part(namespace, f"namespace {name!r} is erased")
         uid = connection.peer.uid
@@ -93,7 +92,7 @@ class Eraser:
         result: Namespace | str,
         said: Erased,
     ) -> None:
-        self._server.opened(name, settings, result)
+        self._entrance.opened(name, settings, result)
         if isinstance(result, str):
             connection.refuse("stopped", result)
         else:

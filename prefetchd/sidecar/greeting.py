@@ -12,7 +12,8 @@ import prefetchd
 from prefetchd.sidecar.arena import make_write_arena
 from prefetchd.sidecar.connection import Connection
 from prefetchd.sidecar.namespace import Namespace
-from prefetchd.sidecar.protocol import VERSION, Hello, Limits, Welcome
+from prefetchd.sidecar.protocol import VERSION, Hello
+from prefetchd.sidecar.replies import Limits, Welcome
 from prefetchd.sidecar.session import Session
 from prefetchd.sidecar.session_puts import Later
 

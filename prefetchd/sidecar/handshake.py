@@ -11,7 +11,8 @@ from prefetchd.engine import EngineError
 from prefetchd.hostinfo import errno_name
 from prefetchd.layout import Layout
 from prefetchd.sidecar.conversation import Attachment
-from prefetchd.sidecar.protocol import FRAME_BYTES_MAX, VERSION, Error, Hello, Shape, Welcome
+from prefetchd.sidecar.protocol import FRAME_BYTES_MAX, VERSION, Hello, Shape
+from prefetchd.sidecar.replies import Error, Welcome
 from prefetchd.sidecar.wire import HEAD_BYTES, ProtocolError, frame, reply_of
 
 _DESCRIPTORS_MAX = 2

@@ -1,34 +1,32 @@
-"""The line to a daemon: who reads the socket, what happens when it breaks, how it comes back.
+"""The line to a daemon: who reads the socket, and what happens when it breaks.
 
 Decides that whoever waits reads for all: a thread that waits alone costs no hand-over to another.
-When the line breaks, everything that was asked is answered with nothing, and a thread tries to
-attach again, ever less often, so that no caller waits for a daemon that is not there. Refuses to
-know what is asked.
+When the line breaks, everything that was asked is answered with nothing, so that no caller waits
+for a daemon that is not there. Refuses to know what is asked, and how the daemon is found again:
+that is `comeback`'s.
 """
 
 from __future__ import annotations
 
-import logging
 import socket
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from pathlib import Path
 
+from prefetchd.sidecar.comeback import Comeback
 from prefetchd.sidecar.conversation import Answered, Attachment
-from prefetchd.sidecar.handshake import SidecarError, attach
+from prefetchd.sidecar.handshake import SidecarError
 from prefetchd.sidecar.link import READ_BYTES, TICK_NS, Link
-from prefetchd.sidecar.protocol import Hello, Reply
+from prefetchd.sidecar.protocol import Hello
 from prefetchd.sidecar.releases import Releases
+from prefetchd.sidecar.replies import Reply
 from prefetchd.sidecar.wire import ProtocolError
-
-log = logging.getLogger("prefetchd")
 
 _SEND_FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 _SEND_TIMEOUT_NS = 5_000_000_000
-_ATTACH_TIMEOUT_S = 5.0
-PAUSE_S, PAUSE_MAX_S = 0.01, 1.0
 
 
 class Line:
@@ -44,30 +42,16 @@ class Line:
         self.awaiting: list[Callable[[], object]] = []
         self.breaks = 0
         """How often the line has broken."""
-        self._path = path
-        self._hello = hello
-        self._attached = attached
         self._news = threading.Condition(self.lock)
         self._send_lock = threading.RLock()
         self._numbers = count(1)
         self._reading: Link | None = None
         self._followers = 0
-        self._closed = threading.Event()
         self._ended = False
-        self._why = ""
-        self._comeback: threading.Thread | None = None
+        self._comeback = Comeback(path, hello, attached, self._back)
         self._releases = Releases(self._flush)
         self.link: Link | None = None
-        self.link = self._new(timeout_s)
-
-    def _new(self, timeout_s: float) -> Link:
-        sock, attachment = attach(self._path, self._hello, timeout_s)
-        try:
-            self._attached(attachment)
-            return Link(sock, attachment)
-        except BaseException:
-            sock.close()
-            raise
+        self.link = self._comeback.attach(timeout_s)
 
     # --- asking ---
 
@@ -238,36 +222,20 @@ class Line:
                 return
             self.link = None
             self.breaks += 1
-            self._why = link.attachment.lost = why
+            link.attachment.lost = why
             link.answers.lost(why)
             self._releases.clear()
             self._news.notify_all()
-            if self._closed.is_set():
-                return
-            log.warning("%s: %s; every page is missing until it is back", self._path, why)
-            self._comeback = threading.Thread(
-                target=self._come_back, args=(link,), name="prefetchd-attach", daemon=True
-            )
-            self._comeback.start()
+            self._comeback.begin(why, partial(self._discard, link))
 
-    def _come_back(self, old: Link) -> None:
-        self._discard(old)
-        pause_s = PAUSE_S
-        while not self._closed.is_set():
-            try:
-                link = self._new(_ATTACH_TIMEOUT_S)
-            except SidecarError as error:
-                self._why = str(error)
-                self._closed.wait(pause_s)
-                pause_s = min(2 * pause_s, PAUSE_MAX_S)
-                continue
-            with self._news:
-                if not self._closed.is_set():
-                    self.link = link
-                    self._news.notify_all()
-                    log.warning("%s: the daemon is back", self._path)
-                    return
-            link.sock.close()
+    def _back(self, link: Link) -> bool:
+        """Whether it was still wanted."""
+        with self._news:
+            if self._comeback.ended:
+                return False
+            self.link = link
+            self._news.notify_all()
+            return True
 
     def _discard(self, link: Link) -> None:
         """Close its socket once no other thread is about to use its descriptor."""
@@ -280,7 +248,7 @@ class Line:
     @property
     def away(self) -> str:
         """Why there is no daemon at the moment; empty if there is one."""
-        return "" if self.link is not None else self._why
+        return "" if self.link is not None else self._comeback.why
 
     def wait_until_back(self, timeout_s: float) -> bool:
         """Whether there is a daemon now, or within that time."""
@@ -293,15 +261,13 @@ class Line:
 
     def close(self) -> None:
         with self._news:
-            if self._closed.is_set():
+            if self._ended:
                 return
-            self._closed.set()
             self._ended = True
-            link, comeback = self.link, self._comeback
+            self._comeback.end()
+            link = self.link
             if link is not None:
                 self._break(link, "this client was closed")
         if link is not None:
             self._discard(link)
-        if comeback is not None:
-            comeback.join()
-        self._attached = lambda _: None  # which leads to our owner, and from there back to us
+        self._comeback.join()

@@ -15,7 +15,8 @@ from typing import Any
 
 import msgspec
 
-from prefetchd.sidecar.namespace import Namespace, Namespaces
+from prefetchd.sidecar.namespace import Namespace
+from prefetchd.sidecar.namespaces import Namespaces
 
 _ERROR = re.compile(r"\bE[A-Z][A-Z0-9]+\b")
 _SPACE = re.compile(r"\bnamespace '?([A-Za-z0-9._-]*[A-Za-z0-9])")

@@ -14,17 +14,16 @@ from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
+from prefetchd.sidecar.comeback import ATTACH_TIMEOUT_S, PAUSE_MAX_S, PAUSE_S
 from prefetchd.sidecar.conversation import Answered, Attachment, release_frame
 from prefetchd.sidecar.handshake import SidecarError, attach
-from prefetchd.sidecar.line import PAUSE_MAX_S, PAUSE_S
 from prefetchd.sidecar.link import READ_BYTES, TICK_NS, Link
-from prefetchd.sidecar.protocol import Hello, Reply
+from prefetchd.sidecar.protocol import Hello
 from prefetchd.sidecar.releases import WAIT_S
+from prefetchd.sidecar.replies import Reply
 from prefetchd.sidecar.wire import ProtocolError
 
 log = logging.getLogger("prefetchd")
-
-_ATTACH_TIMEOUT_S = 5.0
 
 
 class LoopLine:
@@ -217,7 +216,7 @@ class LoopLine:
         pause_s = PAUSE_S
         while not self._closed:
             try:
-                await self.connect(_ATTACH_TIMEOUT_S)
+                await self.connect(ATTACH_TIMEOUT_S)
             except SidecarError as error:
                 self.away = str(error)
                 await asyncio.sleep(pause_s)

@@ -17,7 +17,8 @@ from rich.console import Console
 from prefetchd.hostinfo import errno_name
 from prefetchd.sidecar.handshake import AwayError, SidecarError
 from prefetchd.sidecar.place import path_of
-from prefetchd.sidecar.protocol import FRAME_BYTES_MAX, VERSION, Erase, Erased, Error
+from prefetchd.sidecar.protocol import FRAME_BYTES_MAX, VERSION, Erase
+from prefetchd.sidecar.replies import Erased, Error
 from prefetchd.sidecar.wire import Frames, frame, reply_of
 
 namespace_app = typer.Typer(help="Namespaces of a daemon that runs.", no_args_is_help=True)

@@ -18,7 +18,8 @@ from prefetchd.core import Core
 from prefetchd.hostinfo import errno_name
 from prefetchd.lab.event_log import Entry, Header, Known, LogWriter, watch
 from prefetchd.model import Command, Event
-from prefetchd.sidecar.namespace import Namespace, Namespaces
+from prefetchd.sidecar.namespace import Namespace
+from prefetchd.sidecar.namespaces import Namespaces
 
 log = logging.getLogger("prefetchd")
 

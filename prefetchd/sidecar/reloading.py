@@ -13,7 +13,8 @@ from functools import partial
 from pathlib import Path
 
 from prefetchd.assembly import Options
-from prefetchd.config import Config, ConfigError, limits_of, read_config, settings_of
+from prefetchd.config import ConfigError, limits_of, read_config, settings_of
+from prefetchd.config_tables import Config
 from prefetchd.engine import EngineError
 from prefetchd.guarded import PredictorError
 from prefetchd.registry import RegistryError
@@ -25,7 +26,8 @@ log = logging.getLogger("prefetchd")
 
 _OF_OPENING = frozenset({"namespace", "arena"})
 _ACCESS = ("uids", "gids", "token")
-_PLACE = ("path", "layout", "blocks")
+_PLACE = ("path", "layout", "blocks", "salt")
+_FIXED = ("socket", "socket_mode", "memory", "http")
 _REFUSED = (StoreError, RegistryError, PredictorError, EngineError, ValueError, TypeError)
 
 
@@ -70,9 +72,8 @@ class Reloader:
     ) -> None:
         log.info("reloaded %s: %s", self._path, ", ".join(spaces) or "no namespaces")
         old, new = self._started, config
-        socket = (old.daemon.socket, old.daemon.socket_mode)
-        if socket != (new.daemon.socket, new.daemon.socket_mode):
-            log.warning("[daemon] socket, socket_mode: need a restart")
+        for what in _differing(old.daemon, new.daemon, _FIXED):
+            log.warning("[daemon] %s: needs a restart", what)
         if old.made != new.made:
             log.warning("[made]: needs a restart")
         for name, now in spaces.items():
@@ -112,5 +113,5 @@ class Reloader:
             log.warning("namespace %s: %s: needs a restart", name, words)
 
 
-def _differing(old: NamespaceSettings, new: NamespaceSettings, names: tuple[str, ...]) -> list[str]:
+def _differing(old: object, new: object, names: tuple[str, ...]) -> list[str]:
     return [name for name in names if getattr(old, name) != getattr(new, name)]

@@ -14,8 +14,8 @@ from prefetchd.gpu import GpuDevice, Push
 from prefetchd.model import Ids, Ready, Slots
 from prefetchd.sidecar.conversation import Attachment, nothing, ready_of
 from prefetchd.sidecar.link import Link
-from prefetchd.sidecar.protocol import Error, Reply
 from prefetchd.sidecar.remote_buffers import RemoteBuffers, RemotePush
+from prefetchd.sidecar.replies import Error, Reply
 from prefetchd.sidecar.wire import ProtocolError
 from prefetchd.tickets import Driven, PageMissing, PutTicket, Ticket
 

@@ -21,7 +21,8 @@ from prefetchd.model import Slots
 from prefetchd.sidecar.conversation import Answers
 from prefetchd.sidecar.line import Line
 from prefetchd.sidecar.link import Link
-from prefetchd.sidecar.protocol import Error, Push, Reply, Share, Shared, Unshare
+from prefetchd.sidecar.protocol import Push, Share, Unshare
+from prefetchd.sidecar.replies import Error, Reply, Shared
 from prefetchd.sidecar.wire import frame
 
 PUSH_NS = 30_000_000_000

@@ -7,7 +7,6 @@ is to see it then. Refuses to know how bytes travel.
 from __future__ import annotations
 
 import threading
-from types import TracebackType
 from typing import Self
 
 import numpy as np
@@ -20,8 +19,9 @@ from prefetchd.sidecar.caller import ANSWER_NS
 from prefetchd.sidecar.handshake import SidecarError
 from prefetchd.sidecar.line import Line
 from prefetchd.sidecar.link import Link
-from prefetchd.sidecar.protocol import Drop, Error, Grow, Grown, Reply, Seal, Sealed, Write
+from prefetchd.sidecar.protocol import Drop, Grow, Seal, Write
 from prefetchd.sidecar.remote import RemotePut
+from prefetchd.sidecar.replies import Error, Grown, Reply, Sealed
 from prefetchd.sidecar.wire import frame
 from prefetchd.sidecar.writes import NO_END_NS
 from prefetchd.terms import check_terms
@@ -164,10 +164,5 @@ class RemoteGrowing:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.drop()

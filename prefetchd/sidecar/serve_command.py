@@ -20,14 +20,15 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from prefetchd import config as configuration
 from prefetchd import store_opening
 from prefetchd.assembly import Options
-from prefetchd.config import Config, Made, limits_of, memory_of, settings_of, socket_mode
+from prefetchd.config import limits_of, memory_of, read_config, settings_of, socket_mode
+from prefetchd.config_tables import EXAMPLE, Config, Made
 from prefetchd.sidecar.http import Http
 from prefetchd.sidecar.logs import log_as_json
 from prefetchd.sidecar.memory import Memory
-from prefetchd.sidecar.namespace import Namespaces, NamespaceSettings, open_namespace
+from prefetchd.sidecar.namespace import NamespaceSettings, open_namespace
+from prefetchd.sidecar.namespaces import Namespaces
 from prefetchd.sidecar.place import Place, default_socket, state_folder
 from prefetchd.sidecar.recording import record_events
 from prefetchd.sidecar.reloading import Reloader
@@ -83,7 +84,7 @@ def serve(
     Without a configuration, programs of your own user have namespaces made by naming them, in
     --store or else in $XDG_STATE_HOME/prefetchd (~/.local/state/prefetchd).
     """
-    settings = configuration.read_config(config) if config else Config(made=Made(gpu=gpu))
+    settings = read_config(config) if config else Config(made=Made(gpu=gpu))
     if config and (store or gpu != "host"):
         raise ValueError("give --config, or --store and --gpu: a configuration says both itself")
     path = socket or (Path(settings.daemon.socket) if settings.daemon.socket else default_socket())
@@ -203,7 +204,7 @@ def init(
     """Write an example with every table. A file that is there is left alone."""
     try:
         with file.open("x") as out:
-            out.write(configuration.EXAMPLE)
+            out.write(EXAMPLE)
     except FileExistsError:
         raise ValueError(f"{file} is there already; nothing was written") from None
     typer.echo(f"wrote {file}")
@@ -212,7 +213,7 @@ def init(
 @config_app.command("check")
 def check(file: Annotated[Path, typer.Argument(help="The file to check.")]) -> None:
     """Read a configuration and say what is wrong with it, by line. Nothing is opened."""
-    found = configuration.read_config(file)
+    found = read_config(file)
     count = len(found.namespaces)
     typer.echo(f"{file}: {count} namespace{'s' if count != 1 else ''}, nothing is wrong")
 
@@ -223,7 +224,7 @@ def show(
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show what a daemon would go by, with everything that is left to it. Secrets are not shown."""
-    found = configuration.read_config(config) if config else Config()
+    found = read_config(config) if config else Config()
     plain = msgspec.to_builtins(found)
     plain["daemon"]["socket"] = found.daemon.socket or str(default_socket())
     if config is None:

@@ -24,19 +24,14 @@ from prefetchd.hostinfo import errno_name
 from prefetchd.sidecar.connection import Connection
 from prefetchd.sidecar.crowd import make_room
 from prefetchd.sidecar.drives import Drives
-from prefetchd.sidecar.erasure import Eraser
-from prefetchd.sidecar.greeting import ServerLimits, greet
+from prefetchd.sidecar.entrance import Entrance
+from prefetchd.sidecar.greeting import ServerLimits
 from prefetchd.sidecar.loop_turns import LoopTurns
-from prefetchd.sidecar.namespace import (
-    DeniedError,
-    Namespace,
-    Namespaces,
-    NamespaceSettings,
-)
+from prefetchd.sidecar.namespace import Namespace
+from prefetchd.sidecar.namespaces import Namespaces
 from prefetchd.sidecar.place import Place
-from prefetchd.sidecar.protocol import VERSION, Erase, Hello
 from prefetchd.sidecar.supervisor import NOBODY
-from prefetchd.sidecar.tenancy import CANNOT_OPEN, collect, opened_or_why, use_drives
+from prefetchd.sidecar.tenancy import collect, use_drives
 
 log = logging.getLogger("prefetchd")
 
@@ -53,16 +48,14 @@ class Server:
         self.limits = limits or ServerLimits()
         self.connections: set[Connection] = set()
         self.supervisor = NOBODY
-        self._numbers = 0
         self._stopping = False
         self._bell = Bell()
         self._later: deque[Callable[[], None]] = deque()
         self._turns = LoopTurns()
         self._alone = False  # whether what is looked at is all that happens
         self._drives = Drives()
-        self.opening: dict[str, list[tuple[Connection, Hello]]] = {}
         self._opener = ThreadPoolExecutor(1, "prefetchd-open")
-        self._eraser = Eraser(self)
+        self.entrance = Entrance(self)
         self._epoll = select.epoll()
         self._handlers: dict[int, Callable[[int], None]] = {
             self._bell.fileno(): lambda _: self._bell.silence(),
@@ -72,7 +65,7 @@ class Server:
             self._epoll.register(descriptor, select.EPOLLIN)
         self._thread = 0
         for namespace in namespaces.open.values():
-            self._listen_for_the_end(namespace)
+            self.look_after(namespace)
 
     # --- the loop ---
 
@@ -164,7 +157,8 @@ class Server:
             self._broken(namespace, str(error))
             return 0
 
-    def _listen_for_the_end(self, namespace: Namespace) -> None:
+    def look_after(self, namespace: Namespace) -> None:
+        """It was opened: from here on it is one of those that this serves."""
         use_drives(namespace, self._drives, self._turns, self.later)
         ended = partial(self._broken, namespace, "the engine has stopped")
         with namespace.runtime.engine.lock:
@@ -191,7 +185,7 @@ class Server:
                 log.error("no client can be taken: %s; until one goes", errno_name(error.errno))
                 self._epoll.modify(self.place.listener.fileno(), 0)
             return
-        connection = Connection(sock, self._greet, self._watch, self._ended)
+        connection = Connection(sock, self.entrance.greet, self._watch, self._ended)
         self.connections.add(connection)
         self._handlers[connection.fileno()] = partial(self._on_event, connection)
         self._epoll.register(connection.fileno(), select.EPOLLIN)
@@ -201,11 +195,11 @@ class Server:
         self._guarded(connection, connection.on_event, mask)
         if self._alone and connection.lingers:  # whose turn it is needs no telling
             self._guarded(connection, connection.work)
-        self._remember(connection)
+        self.remember(connection)
 
     def _work(self, connection: Connection) -> int:
         cost = self._guarded(connection, connection.work)
-        self._remember(connection)
+        self.remember(connection)
         return cost
 
     def _guarded(self, connection: Connection, work: Callable[..., int | None], *given: int) -> int:
@@ -217,7 +211,8 @@ class Server:
             connection.refuse("protocol", "the daemon has a fault; its log says more")
             return 0
 
-    def _remember(self, connection: Connection) -> None:
+    def remember(self, connection: Connection) -> None:
+        """Have its work go on in its turn, if it has any."""
         if connection.lingers:
             work = partial(self._work, connection)
             self._turns.offer(connection.member, connection.weight, connection, work)
@@ -232,54 +227,6 @@ class Server:
         self._turns.withdraw(connection)
         if not self._stopping:
             self._epoll.modify(self.place.listener.fileno(), select.EPOLLIN)
-
-    # --- greeting ---
-
-    def _greet(self, connection: Connection, hello: Hello | Erase) -> None:
-        if hello.version != VERSION:
-            words = f"the client speaks version {hello.version}, this daemon version {VERSION}"
-            return connection.refuse("denied", words)
-        if isinstance(hello, Erase):
-            return self._eraser.take(connection, hello)
-        try:
-            settings = self.namespaces.settings_for(hello, connection.peer)
-        except DeniedError as error:
-            return connection.refuse("denied", str(error))
-        except CANNOT_OPEN as error:
-            return connection.refuse("bad_request", str(error))
-        namespace = self.namespaces.open.get(hello.namespace)
-        if namespace is not None:
-            return self._welcome(connection, hello, namespace)
-        if hello.namespace in self.opening:  # or being erased
-            self.opening[hello.namespace].append((connection, hello))
-        else:
-            self.opening[hello.namespace] = [(connection, hello)]
-            self._opener.submit(self._open, hello.namespace, settings)
-        return None
-
-    def _open(self, name: str, settings: NamespaceSettings) -> None:
-        """In the opener's thread: a store may have to be made, or its headers read."""
-        result = opened_or_why(name, settings, self.namespaces.memory)
-        self.later(partial(self.opened, name, settings, result))
-
-    def opened(self, name: str, settings: NamespaceSettings, result: Namespace | str) -> None:
-        if isinstance(result, Namespace):
-            self.namespaces.settings.setdefault(name, settings)
-            self.namespaces.admit(result)
-            self._listen_for_the_end(result)
-        for connection, hello in self.opening.pop(name, []):
-            if isinstance(result, str):
-                connection.refuse("bad_request", result)
-            elif not connection.closed:
-                self._welcome(connection, hello, result)
-                self._remember(connection)
-
-    def _welcome(self, connection: Connection, hello: Hello, namespace: Namespace) -> None:
-        self._numbers += 1
-        try:
-            greet(connection, hello, namespace, self._numbers - 1, self.limits, self.later)
-        except (OSError, ValueError) as error:
-            connection.refuse("bad_request", str(error))
 
     # --- the end ---
 
@@ -296,7 +243,7 @@ class Server:
             except OSError:
                 continue  # it has gone
         self._opener.shutdown(cancel_futures=True)
-        self._eraser.shutdown()
+        self.entrance.close()
         for _ in range(len(self._later)):
             self._later.popleft()()
         for namespace in self.namespaces.open.values():

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from prefetchd.engine import EngineError
 from prefetchd.model import ChainHint, DoneHint, Idle, Outcome, PageHint
-from prefetchd.sidecar import protocol
+from prefetchd.sidecar import replies
 from prefetchd.sidecar.namespace import Namespace
 from prefetchd.sidecar.protocol import (
     TIMEOUT_NS_MAX,
@@ -27,13 +27,11 @@ from prefetchd.sidecar.protocol import (
     AskStats,
     Demand,
     Drop,
-    Error,
     Find,
     Grow,
     HintChain,
     HintDone,
     HintPages,
-    Limits,
     Message,
     Ping,
     Push,
@@ -45,6 +43,7 @@ from prefetchd.sidecar.protocol import (
     Unshare,
     Write,
 )
+from prefetchd.sidecar.replies import Error, Limits
 from prefetchd.sidecar.session_finds import Finds
 from prefetchd.sidecar.session_growing import Growing
 from prefetchd.sidecar.session_pushes import Pushes
@@ -200,7 +199,7 @@ class Session:
         slots, outcomes = raw_of(ready.slots, np.int64), ready.outcomes.tobytes()
         # What was there when it was demanded was not waited for.
         waits = raw_of(ready.waits_ns, np.int64) if outcomes.strip(_RETAINED) else None
-        self._reply(protocol.Pages(number, slots, outcomes, waits))
+        self._reply(replies.Pages(number, slots, outcomes, waits))
 
     def _release(self, message: Release) -> None:
         tickets = array_of(message.tickets, np.int64, self._limits.ids, "tickets")
@@ -246,7 +245,7 @@ class Session:
         self._runtime.engine.handle(Idle())  # so that what was given back does not count as held
         # Samples are for who measures in this process; a client gets none.
         told = msgspec.to_builtins(self._runtime.stats(), enc_hook=lambda _: [])
-        self._reply(protocol.Told(message.id, told))
+        self._reply(replies.Told(message.id, told))
 
     def _advise(self, message: Advise) -> None:
         advice = self._runtime.advise(
@@ -255,10 +254,10 @@ class Session:
             block_tokens=message.block_tokens,
             pairs_s=message.pairs_s,
         )
-        self._reply(protocol.Advice(message.id, *astuple(advice)))
+        self._reply(replies.Advice(message.id, *astuple(advice)))
 
     def _ping(self, message: Ping) -> None:
-        self._reply(protocol.Pong(message.id))
+        self._reply(replies.Pong(message.id))
 
     def fail(self, why: str) -> None:
         """Nothing that is waited for will come: say so."""

@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefetchd.lookups import Found as FoundBlocks
-from prefetchd.sidecar import protocol
+from prefetchd.sidecar import replies
 from prefetchd.sidecar.namespace import Namespace
-from prefetchd.sidecar.protocol import Find, Limits, Message
+from prefetchd.sidecar.protocol import Find, Message
+from prefetchd.sidecar.replies import Limits
 from prefetchd.sidecar.session_puts import keys_of
 from prefetchd.sidecar.wire import raw_of
 
@@ -51,4 +52,4 @@ class Finds:
         stamps = np.concatenate([part.stamps for part in self._found])
         self._found = []
         raw = raw_of(blocks, np.int64), raw_of(stamps, np.int64)
-        self._reply(protocol.Found(message.id, *raw))
+        self._reply(replies.Found(message.id, *raw))

@@ -16,18 +16,8 @@ import numpy as np
 from prefetchd.engine import EngineError
 from prefetchd.growing import GrowError, GrowingBlock
 from prefetchd.sidecar.namespace import Namespace
-from prefetchd.sidecar.protocol import (
-    Drop,
-    Error,
-    Grow,
-    Grown,
-    Limits,
-    Message,
-    Pong,
-    Seal,
-    Sealed,
-    Write,
-)
+from prefetchd.sidecar.protocol import Drop, Grow, Message, Seal, Write
+from prefetchd.sidecar.replies import Error, Grown, Limits, Pong, Sealed
 from prefetchd.sidecar.session_puts import Later
 from prefetchd.sidecar.wire import ProtocolError
 from prefetchd.tickets import PutTicket

@@ -18,17 +18,8 @@ from prefetchd.engine import EngineError
 from prefetchd.gpu import Borrowed
 from prefetchd.model import Idle
 from prefetchd.sidecar.namespace import Namespace
-from prefetchd.sidecar.protocol import (
-    Error,
-    Limits,
-    Message,
-    Pong,
-    Push,
-    Pushed,
-    Share,
-    Shared,
-    Unshare,
-)
+from prefetchd.sidecar.protocol import Message, Push, Share, Unshare
+from prefetchd.sidecar.replies import Error, Limits, Pong, Pushed, Shared
 from prefetchd.sidecar.session_puts import Later
 from prefetchd.tickets import Ticket
 

@@ -12,9 +12,10 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from prefetchd.sidecar import protocol
+from prefetchd.sidecar import replies
 from prefetchd.sidecar.namespace import Namespace
-from prefetchd.sidecar.protocol import KEY_BYTES, Error, Limits, Message, Put
+from prefetchd.sidecar.protocol import KEY_BYTES, Message, Put
+from prefetchd.sidecar.replies import Error, Limits
 from prefetchd.sidecar.wire import ProtocolError, raw_of
 from prefetchd.tickets import PutTicket
 
@@ -90,7 +91,7 @@ class Puts:
         self._putting.remove(number)
         blocks, stamps = raw_of(ticket.blocks, np.int64), raw_of(ticket.stamps, np.int64)
         self._reply(
-            protocol.PutEnd(number, blocks, stamps, list(ticket.failures), list(ticket.refused))
+            replies.PutEnd(number, blocks, stamps, list(ticket.failures), list(ticket.refused))
         )
 
     def close(self) -> None:

@@ -17,7 +17,8 @@ import numpy as np
 
 import prefetchd
 from prefetchd.engine import EngineError
-from prefetchd.sidecar.namespace import Namespace, Namespaces
+from prefetchd.sidecar.namespace import Namespace
+from prefetchd.sidecar.namespaces import Namespaces
 from prefetchd.sidecar.server import Server
 from prefetchd.stats import Stats
 

@@ -15,7 +15,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from prefetchd.sidecar.protocol import Message, Reply, Request
+from prefetchd.sidecar.protocol import Message, Request
+from prefetchd.sidecar.replies import Reply
 
 HEAD_BYTES = 4
 _HEAD = struct.Struct("<I")

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefetchd.sidecar.conversation import Answered, Attachment, put_end_of, put_frame
-from prefetchd.sidecar.protocol import Reply
 from prefetchd.sidecar.regions import Regions
 from prefetchd.sidecar.remote import RemotePut
+from prefetchd.sidecar.replies import Reply
 
 NO_END_NS = 1 << 62
 """A put is waited for by its ticket, which has a limit of its own."""

@@ -186,6 +186,20 @@ class TestTime:
             push.order(0)
             assert np.array_equal(rows(kv, buffer, 1), PAGES[:1, 0])
 
+    def test_the_daemon_has_two_under_way_and_goes_on_with_the_rest(self, at: Served) -> None:
+        kv = filled(at.connect())
+        buffer = kv.buffer(4)
+        at.at_daemon.may_finish.clear()
+        with kv.demand(kv.pages(np.arange(1), 0)) as ticket:
+            pushes = [ticket.push(buffer, start) for start in range(4)]
+            at.daemon.until(lambda: at.at_daemon.launches == 2)
+            kv.stats()
+            assert at.at_daemon.launches == 2
+            at.at_daemon.may_finish.set()
+            for push in pushes[::-1]:
+                push.wait()
+        assert np.array_equal(rows(kv, buffer, 4), np.repeat(PAGES[:1, 0], 4, axis=0))
+
     @pytest.mark.parametrize("ends", ["release", "connection", "unshare"])
     def test_pins_and_mapping_stay_until_a_push_has_ended(self, at: Served, ends: str) -> None:
         """Whatever a client does that does not keep to the rules."""

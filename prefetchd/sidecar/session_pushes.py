@@ -147,8 +147,9 @@ class Pushes:
         )
         self._under_way[ticket] += 1
         ended = partial(self._push_ended, message.id, ticket, count)
-        told = lambda why: self._later(partial(ended, why))  # noqa: E731
-        self._pusher.push(borrowed, slots, message.start, told)
+        self._pusher.push(
+            borrowed, slots, message.start, lambda why: self._later(partial(ended, why))
+        )
         return None
 
     def _push_ended(self, number: int, ticket: Ticket, count: int, why: str) -> None:

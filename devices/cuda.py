@@ -12,15 +12,16 @@ others may run side by side.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from prefetchd.cuda_paths import WORD_BYTES, Bounced, Lane, Mapped, Path, PathError, device_array
+from prefetchd.cuda_sharing import borrow, gpu_identity, lend
 from prefetchd.devices.host import DONE, check_push, check_staging
-from prefetchd.gpu import GpuDevice, GpuError, Push
+from prefetchd.gpu import Borrowed, GpuDevice, GpuError, Lent, Push
 from prefetchd.model import Slots
 
 LANES = 2
@@ -92,6 +93,7 @@ class Cuda(GpuDevice):
             self._lanes = [Lane(self._cupy, index) for index in range(LANES)]
             self._after = self._cupy.cuda.Event(disable_timing=True)
             self.path = self._choose_path()
+            self.identity = gpu_identity(self.runtime, self._gpu.id)
             self.engine = f"{name}, {self.path.words}, {LANES} streams"
 
     def _choose_path(self) -> Path:
@@ -104,12 +106,33 @@ class Cuda(GpuDevice):
     def buffer(self, pages: int) -> Any:
         """A zeroed cupy.ndarray; torch.from_dlpack(buffer) shares it with PyTorch."""
         with self.errors(f"allocating {pages} pages of {self._slot_bytes} bytes"), self._gpu:
-            array = device_array(self._cupy, (pages, self._slot_bytes), np.uint8)
-            if pages:  # zeroed, since the memory may hold what another tenant left
-                stream = self._lanes[0].stream
-                self.runtime.memsetAsync(array.data.ptr, 0, array.nbytes, stream.ptr)
-                stream.synchronize()
-            return array
+            return self._zeroed(device_array(self._cupy, (pages, self._slot_bytes), np.uint8))
+
+    def _zeroed(self, array: Any) -> Any:
+        if array.nbytes:  # the memory may hold what another tenant left
+            stream = self._lanes[0].stream
+            self.runtime.memsetAsync(array.data.ptr, 0, array.nbytes, stream.ptr)
+            stream.synchronize()
+        return array
+
+    def current(self) -> AbstractContextManager[Any]:
+        device: AbstractContextManager[Any] = self._cupy.cuda.Device(self._gpu.id)
+        return device
+
+    def lend(self, pages: int) -> tuple[Any, Lent]:
+        with self.errors(f"allocating {pages} pages of {self._slot_bytes} bytes"), self._gpu:
+            array, lent = lend(self._cupy, pages, self._slot_bytes)
+            return self._zeroed(array), lent
+
+    def place_in(self, lent: Lent, buffer: Any) -> int | None:
+        rows = self._check_buffer(buffer)
+        row, rest = divmod(buffer.data.ptr - lent.address, self._slot_bytes)
+        inside = not rest and row >= 0 and row + rows <= lent.pages
+        return int(row) if inside else None
+
+    def borrow(self, handle: bytes, pages: int) -> Borrowed:
+        with self.errors("borrowing a buffer"), self._gpu:
+            return borrow(self._cupy, handle, pages, self._slot_bytes)
 
     def push(self, slots: Slots, buffer: Any, start: int = 0, *, after: Any = None) -> Push:
         """Start one gather; blocks only while the lane it needs is busy.

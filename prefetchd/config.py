@@ -154,6 +154,7 @@ def settings_of(space: Space) -> NamespaceSettings:
     options = Options(
         staging_bytes=_size(space.staging),
         device=space.device,
+        gpu=space.gpu,
         predictor=space.predictor,
         evict=space.evict,
         depth=space.depth,

@@ -26,6 +26,7 @@ enabled = false
 # namespaces = 64             # at most, the configured ones included
 # bytes = "64GiB"             # payload of one, at most
 # staging = "1GiB"            # of one, at most
+# gpu = "cuda"                # as of a namespace
 
 [namespaces.chat]
 store = "/nvme/chat"          # a folder, of this namespace only
@@ -38,6 +39,7 @@ groups = []
 # predictor = "auto"
 # evict = "cycle"
 # device = "uring"
+# gpu = "cuda"                # the daemon pushes into its clients' GPU buffers; "host": it does not
 # quota = "100GiB"
 # key_file = "/etc/prefetchd/chat.key"   # encrypted; made with the store
 # weight = 1                  # its share of thread and drives while others want them, 1 to 1000
@@ -67,6 +69,7 @@ class Made(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     namespaces: int = 64
     bytes: str = "64GiB"
     staging: str = "1GiB"
+    gpu: str = "host"
 
 
 class Space(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -86,6 +89,7 @@ class Space(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     predictor: str = "auto"
     evict: str = "cycle"
     device: str = "uring"
+    gpu: str = "host"
     depth: int = 128
     quota: str = ""
     cap: str = ""

@@ -21,6 +21,7 @@ WORD_BYTES = 16
 GRID_Y_MAX = 65535
 # cudaHostRegisterPortable | cudaHostRegisterMapped; CuPy has no names for them.
 REGISTER_FLAGS = 1 | 2
+REGISTER_READ_ONLY = 8  # cudaHostRegisterReadOnly: what this process has mapped without writing
 
 KERNEL = r"""
 extern "C" __global__ void prefetchd_gather(const uint4* __restrict__ staging,
@@ -102,8 +103,9 @@ class Mapped(Path):
 
     def _register(self, cupy: Any, staging: NDArray[np.uint8]) -> Any:
         """The staging as the GPU addresses it."""
+        flags = REGISTER_FLAGS | (0 if staging.flags.writeable else REGISTER_READ_ONLY)
         try:
-            self._runtime.hostRegister(self._address, staging.nbytes, REGISTER_FLAGS)
+            self._runtime.hostRegister(self._address, staging.nbytes, flags)
         except self._runtime.CUDARuntimeError as error:
             raise PathError(f"CUDA did not register the staging ({error})") from error
         attributes = self._runtime.pointerGetAttributes(self._address)

@@ -7,6 +7,7 @@ push says that they were read. `host` keeps the same contract in ordinary memory
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
 import numpy as np
@@ -39,12 +40,47 @@ class Push:
         raise NotImplementedError
 
 
+class Lent:
+    """A buffer of this process that another one may write into. Keep it until the other has given
+    the buffer back: its memory is freed with it."""
+
+    handle: bytes
+    """By which the other process opens it."""
+    pages: int
+    address: int
+    """Where it begins, in this process."""
+
+    @property
+    def is_used(self) -> bool:
+        """Whether anybody in this process still has the buffer."""
+        raise NotImplementedError
+
+
+class Borrowed:
+    """A buffer of another process, in this one's address space."""
+
+    buffer: Any
+    """A destination for `push`."""
+    address: int
+    end: int
+    """Of the memory as it is mapped here; `end` is the first address behind it."""
+    owner: object = None
+    """For whom it was opened."""
+
+    def close(self) -> None:
+        """Give it back; no push into it may be under way. Harmless when repeated. Raises
+        GpuError."""
+        raise NotImplementedError
+
+
 class GpuDevice:
     """Base class of GPU devices, over one staging array of shape (slots, slot_bytes), uint8."""
 
     name: ClassVar[str] = ""
     engine: str = ""
     notes: tuple[str, ...] = ()
+    identity: str = ""
+    """Which GPU it is, in every process the same; empty: buffers cannot be lent."""
 
     def __init__(self, staging: NDArray[np.uint8], batch_slots: int) -> None:
         """Prepare pushes of at most `batch_slots` pages each. Raises GpuError."""
@@ -63,6 +99,23 @@ class GpuDevice:
         or rows out of range, or more than `batch_slots` pages, before a byte moves.
         """
         raise NotImplementedError
+
+    def current(self) -> AbstractContextManager[Any]:
+        """While it lasts, a device that this thread opens is on the same GPU."""
+        return nullcontext()
+
+    def lend(self, pages: int) -> tuple[Any, Lent]:
+        """As `buffer`, for another process to push into. Raises GpuError."""
+        raise GpuError(f"the device {self.name!r} has no buffers that another process can write")
+
+    def place_in(self, lent: Lent, buffer: Any) -> int | None:
+        """At which row of a buffer that was lent this one begins; None if it is none of it, or lies
+        across rows. Raises ValueError for what is no destination."""
+        raise NotImplementedError
+
+    def borrow(self, handle: bytes, pages: int) -> Borrowed:
+        """Another process's buffer. Raises GpuError, and ValueError if it is not that large."""
+        raise GpuError(f"the device {self.name!r} cannot write buffers of other processes")
 
     def to_host(self, buffer: Any) -> NDArray[np.uint8]:
         """The buffer's bytes as a numpy array (for checks; waits for all pushes)."""

@@ -46,6 +46,7 @@ class Runtime(Attaching, Closing):
         self.slots, self.slot_bytes = parts.staging.shape
         self.page_bytes = parts.store.superblock.page_bytes
         self.fingerprint = parts.store.superblock.fingerprint
+        self.gpu = parts.gpu
         self.notes = parts.notes
         for note in self.notes:
             log.warning("%s: %s", parts.store.where, note)

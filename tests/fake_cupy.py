@@ -3,12 +3,21 @@
 Work is queued and runs when `advance` or `drain` says so, or when something synchronises; copies
 read their source at that moment, so memory that is reused too early shows as wrong bytes. It says
 nothing about CUDA itself: no caches, no alignment, no speed.
+
+GPU memory is a memfd, so that an IPC handle maps it once more, at another address, in this process
+or in another one. Mappings stay when they are closed, so that a late write harms nobody; it is
+counted in `use_after_free`.
 """
 
 from __future__ import annotations
 
 import ctypes
+import mmap
+import os
+import struct
 import sys
+import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,10 +29,15 @@ import numpy as np
 import pytest
 
 ERRORS = {
+    1: "cudaErrorInvalidValue",
     2: "cudaErrorMemoryAllocation",
     700: "cudaErrorIllegalAddress",
     801: "cudaErrorNotSupported",
 }
+
+
+SIZES: dict[int, int] = {}
+"""Of all that was ever allocated or mapped, by address."""
 
 
 class CUDARuntimeError(RuntimeError):
@@ -54,7 +68,7 @@ class Stream:
         self.queue.append(event.ticket)
 
     def synchronize(self) -> None:
-        self.gpu.drain(lambda: not self.queue)
+        self.gpu.wait(lambda: not self.queue)
         assert not self.queue, "this synchronize would never return"
 
 
@@ -82,7 +96,7 @@ class Event:
     def synchronize(self) -> None:
         ticket = self.ticket
         self.gpu.host_waits += not ticket.done
-        self.gpu.drain(lambda: ticket.done)
+        self.gpu.wait(lambda: ticket.done)
         if self.gpu.event_status:
             raise CUDARuntimeError(self.gpu.event_status)
         assert ticket.done, "this synchronize would never return"
@@ -93,9 +107,12 @@ class Memory:
         self.gpu, self.ptr, self.size = gpu, 0, size
         if gpu.allocation_status:
             raise CUDARuntimeError(gpu.allocation_status)
-        array = np.full(size, 0xA5, np.uint8)  # what the last owner left
-        gpu.allocations.append(array)  # kept, so that a late write harms nobody
-        self.ptr = array.ctypes.data
+        fd = os.memfd_create("fake-gpu")
+        os.ftruncate(fd, size)
+        self.ptr = gpu.map(fd, size)
+        ctypes.memset(self.ptr, 0xA5, size)  # what the last owner left
+        gpu.descriptors[self.ptr] = fd
+        weakref.finalize(self, os.close, fd)
 
     def __del__(self) -> None:
         if self.ptr:
@@ -119,11 +136,29 @@ class MemoryPointer:
 
 
 class Array:
-    flags = SimpleNamespace(c_contiguous=True)
-
     def __init__(self, shape: tuple[int, ...], dtype: Any, memptr: MemoryPointer) -> None:
         self.shape, self.dtype, self.data = shape, np.dtype(dtype), memptr
         self.nbytes = int(np.prod(shape)) * self.dtype.itemsize
+        self.strides: tuple[int, ...] | None = None
+
+    def numpy(self) -> Any:
+        """Its bytes in place."""
+        rows = self.strides[0] * self.shape[0] if self.strides else self.nbytes
+        raw = (ctypes.c_uint8 * max(rows, self.nbytes)).from_address(self.data.ptr)
+        return np.ndarray(self.shape, self.dtype, raw, 0, self.strides)
+
+    @property
+    def flags(self) -> Any:
+        return SimpleNamespace(c_contiguous=self.numpy().flags.c_contiguous)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, index: Any) -> Array:
+        part = self.numpy()[index]
+        found = Array(part.shape, self.dtype, self.data + (part.ctypes.data - self.data.ptr))
+        found.strides = part.strides
+        return found
 
 
 class RawKernel:
@@ -156,7 +191,8 @@ class RawKernel:
 
 
 class Device:
-    id = 0
+    def __init__(self, ordinal: int = 0) -> None:
+        self.id = ordinal
 
     def __enter__(self) -> None: ...
 
@@ -164,14 +200,27 @@ class Device:
 
 
 def asnumpy(array: Array) -> Any:
-    raw = (ctypes.c_uint8 * array.nbytes).from_address(array.data.ptr)
-    return np.frombuffer(raw, array.dtype).reshape(array.shape).copy()
+    return array.numpy().copy()
 
 
 class FakeGpu:
-    """The state behind one `cupy` stand-in; `cupy` is what goes into sys.modules."""
+    """The state behind one `cupy` stand-in; `cupy` is what goes into sys.modules.
 
-    def __init__(self) -> None:
+    While `may_finish` is not set, nothing that is waited for ends.
+    """
+
+    def __init__(self, uuid: bytes = b"one") -> None:
+        self.uuid = uuid
+        self.lock = threading.RLock()
+        self.may_finish = threading.Event()
+        self.may_finish.set()
+        self.waited_for = threading.Event()
+        """Set when something is waited for."""
+        self.descriptors: dict[int, int] = {}
+        self.mapped: dict[int, int] = {}
+        self.borrowed: list[int] = []
+        self.flags: list[int] = []
+        self.read_only_status = self.handle_status = 0
         self.streams: list[Any] = []
         self.events: dict[int, Any] = {}
         self.registered: dict[int, int] = {}
@@ -185,6 +234,27 @@ class FakeGpu:
         self.use_after_free = 0
         self.current: list[Any] = []
         self.cupy = self._module()
+
+    def map(self, fd: int, size: int) -> int:
+        if not size:
+            return 0
+        array = np.frombuffer(mmap.mmap(fd, size), np.uint8)
+        self.allocations.append(array)  # kept, so that a late write harms nobody
+        address = int(array.ctypes.data)
+        self.mapped[address] = SIZES[address] = size
+        return address
+
+    def wait(self, done: Callable[[], bool]) -> None:
+        if not done():
+            self.waited_for.set()
+            assert self.may_finish.wait(30)
+        with self.lock:
+            self.drain(done)
+
+    @staticmethod
+    def allocation(address: int) -> tuple[int, int]:
+        """Base and size, of whichever GPU."""
+        return address, SIZES[address]
 
     def advance(self, stream: Any) -> bool:
         """Run one operation of a stream; false if there is none, or it waits for an event."""
@@ -224,11 +294,35 @@ class FakeGpu:
         kernel = partial(RawKernel, self)
         return SimpleNamespace(cuda=cuda, ndarray=Array, RawKernel=kernel, asnumpy=asnumpy)
 
+    def _handle(self, address: int) -> bytes:
+        if self.handle_status:
+            raise CUDARuntimeError(self.handle_status)
+        fd, size = self.descriptors[address], self.mapped[address]
+        assert size % (2 << 20) == 0, "others' allocations would be exported, too"
+        return struct.pack("<8sqqq32x", b"fake-gpu", os.getpid(), fd, size)
+
+    def _open(self, handle: bytes) -> int:
+        name, pid, fd, size = struct.unpack("<8sqqq32x", handle)
+        if name != b"fake-gpu":
+            raise CUDARuntimeError(1)
+        opened = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR)
+        try:
+            address = self.map(opened, size)
+        finally:
+            os.close(opened)
+        self.borrowed.append(address)
+        return address
+
+    def _close(self, address: int) -> None:
+        self.borrowed.remove(address)
+        self.freed.append((address, self.mapped[address]))
+
     def _runtime(self) -> Any:
         def host_register(address: int, size: int, flags: int) -> None:
-            assert flags == 3  # portable and mapped
-            if self.register_status:
-                raise CUDARuntimeError(self.register_status)
+            assert flags & ~8 == 3  # portable and mapped, maybe read-only
+            self.flags.append(flags)
+            if status := self.register_status or (flags & 8 and self.read_only_status):
+                raise CUDARuntimeError(status)
             assert address not in self.registered
             self.registered[address] = size
 
@@ -249,7 +343,12 @@ class FakeGpu:
             CUDARuntimeError=CUDARuntimeError,
             memcpyHostToDevice=1,
             getDeviceCount=lambda: 1,
-            getDeviceProperties=lambda _: {"name": b"Fake GPU"},
+            getDeviceProperties=lambda _: {"name": b"Fake GPU", "uuid": self.uuid},
+            getDevice=lambda: 0,
+            deviceGetPCIBusId=lambda _: "0000:65:00.0",
+            ipcGetMemHandle=self._handle,
+            ipcOpenMemHandle=self._open,
+            ipcCloseMemHandle=self._close,
             hostRegister=host_register,
             hostUnregister=self.registered.pop,
             pointerGetAttributes=lambda address: SimpleNamespace(
@@ -268,4 +367,5 @@ def faked(gpu: FakeGpu) -> Iterator[FakeGpu]:
     """`import cupy` gives this GPU's stand-in."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "cupy", gpu.cupy)
+        patch.setattr("prefetchd.cuda_sharing.allocation", gpu.allocation)
         yield gpu

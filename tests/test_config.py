@@ -32,6 +32,13 @@ def test_the_example_can_be_used() -> None:
     assert limits_of(everything).write_bytes == 64 << 20
 
 
+def test_a_gpu_is_the_hosts_own_memory_unless_the_file_says_more() -> None:
+    spaces = {
+        text: parse_config(SPACE + text, "x").namespaces["a"] for text in ("", 'gpu = "cuda"')
+    }
+    assert [settings_of(space).options.gpu for space in spaces.values()] == ["host", "cuda"]
+
+
 def test_users_are_names_or_numbers() -> None:
     me = pwd.getpwuid(os.getuid()).pw_name
     config = parse_config(SPACE + f'users = ["{me}", 7]\n', "x")

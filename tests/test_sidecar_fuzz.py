@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from prefetchd import Client, connect
+from prefetchd.cuda_sharing import gpu_identity, lend
 from prefetchd.sidecar import replies
 from prefetchd.sidecar.handshake import hello_for
 from prefetchd.sidecar.protocol import (
@@ -29,16 +30,26 @@ from prefetchd.sidecar.protocol import (
     HintDone,
     HintPages,
     Ping,
+    Push,
     Put,
     Release,
     Request,
     Seal,
+    Share,
+    Unshare,
     Write,
 )
 from prefetchd.sidecar.wire import Frames, ProtocolError, frame, reply_of, request_of
+from tests.fake_cupy import FakeGpu, asnumpy, faked
+from tests.pushes_bench import cuda_on
 from tests.runtime_bench import BLOCKS, LAYERS, PAGE_BYTES, content, keys, pinned
 from tests.sidecar_bench import PATIENCE_S, Daemon, daemon, in_space
 
+LENDER, LENT_PAGES = FakeGpu(), 3
+with faked(LENDER):
+    LENT_BUFFER, LENT = lend(LENDER.cupy, LENT_PAGES, PAGE_BYTES)
+LENT_NUMBER = 2**61 + 12345  # which no request invents
+HANDLE, GPU = LENT.handle, gpu_identity(LENDER.cupy.cuda.runtime, 0)
 NUMBERS = st.one_of(st.integers(0, 8), st.integers(0, 2**63 - 1))
 IDS = st.lists(
     st.one_of(st.integers(-2, BLOCKS * LAYERS + 2), st.integers(-(2**63), 2**63 - 1)), max_size=9
@@ -89,6 +100,15 @@ REQUESTS = st.one_of(
     ),
     st.builds(Drop, st.integers(0, BLOCKS)),
     st.builds(Hello, NUMBERS, st.text(max_size=9)),
+    st.builds(
+        Share,
+        NUMBERS,
+        st.one_of(st.just(HANDLE), st.binary(min_size=64, max_size=64)),
+        st.one_of(st.integers(0, 3), NUMBERS),
+        st.sampled_from([GPU, ""]),
+    ),
+    st.builds(Push, NUMBERS, NUMBERS, NUMBERS, st.integers(0, 4), st.booleans()),
+    st.builds(Unshare, NUMBERS, NUMBERS),
 )
 
 
@@ -96,7 +116,8 @@ class Bench:
     """A daemon that is never restarted, a client that has to be served all the while, and a
     socket for the attacker."""
 
-    def __init__(self, served: Daemon) -> None:
+    def __init__(self, served: Daemon, gpu: FakeGpu) -> None:
+        self.gpu = gpu
         self.served = served
         self.good: Client = served.connect()
         self.pages = content(4)
@@ -131,6 +152,7 @@ class Bench:
         self.served.until(lambda: len(self.served.server.connections) == 1)
         self.served.until(lambda: pinned(self.served.runtime()) == 0)
         self.served.until(lambda: self.served.runtime().stats().store_writes.blocks_open == 0)
+        self.served.until(lambda: not self.gpu.borrowed)
         assert self.served.server.namespaces.open["default"].waiting == 0
         with self.good.demand(self.good.pages(self.blocks, 1)) as ticket:
             # An attacker's puts may have evicted blocks; what is there is right.
@@ -143,8 +165,13 @@ class Bench:
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     folder: Path = tmp_path_factory.mktemp("fuzz")
-    with daemon(folder, {"default": in_space(evict_blocks=False)}) as served:
-        yield Bench(served)
+    gpu = FakeGpu()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("prefetchd.cuda_sharing.allocation", FakeGpu.allocation)
+        spaces = {"default": in_space(evict_blocks=False, gpu=cuda_on(gpu))}
+        with daemon(folder, spaces) as served:
+            yield Bench(served, gpu)
+    assert gpu.use_after_free == 0
 
 
 CALM = settings(
@@ -189,6 +216,39 @@ def test_an_open_block_takes_any_messages_in_any_order(data: st.DataObject, benc
             if (link := bad._link()) is not None:
                 bad._line.send(link, frame(message))
     bench.check()
+
+
+def with_a_lent_buffer(buffer: int, ticket: int) -> st.SearchStrategy[Any]:
+    numbers, starts = st.integers(100, 2**63 - 1), st.integers(0, LENT_PAGES + 1)
+    return st.one_of(
+        st.builds(Push, numbers, st.just(ticket), st.just(buffer), starts, st.booleans()),
+        st.builds(Unshare, numbers, st.just(buffer)),
+        st.builds(Release, st.just(np.array([ticket]).tobytes())),
+        REQUESTS,
+    )
+
+
+@settings(CALM, max_examples=50)
+@given(data=st.data())
+def test_a_lent_buffer_takes_any_messages_in_any_order(data: st.DataObject, bench: Bench) -> None:
+    with connect(bench.served.address) as bad:
+        ticket = bad.demand(bad.pages(bench.blocks[:2], 1)).wait()
+        assert bad._line.link is not None
+        shared = list[Any]()
+        body = frame(Share(LENT_NUMBER, HANDLE, LENT_PAGES, GPU))
+        bad._line.ask(bad._line.link, LENT_NUMBER, body, shared.append, 10**10)
+        bad._line.wait(lambda: bool(shared))
+        assert isinstance(shared[0], replies.Shared)
+        messages = with_a_lent_buffer(LENT_NUMBER, ticket.number)
+        for message in data.draw(st.lists(messages, min_size=1, max_size=8)):
+            if (link := bad._link()) is not None:
+                bad._line.send(link, frame(message))
+    bench.check()
+    lent = asnumpy(LENT_BUFFER)
+    rows = {row.tobytes() for row in [*bench.pages[:, 1], np.full(PAGE_BYTES, 0xA5, np.uint8)]}
+    assert {row.tobytes() for row in lent} <= rows
+    rest = LENDER.allocations[0][lent.size :]
+    assert (rest == 0xA5).all()
 
 
 @CALM

@@ -6,7 +6,8 @@ to the next, and that another store than before is not used. Refuses to know how
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+import logging
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,8 @@ from prefetchd.sidecar.replies import Limits
 from prefetchd.sidecar.writes import Writes
 from prefetchd.terms import as_pages, check_terms
 from prefetchd.tickets import Ticket
+
+log = logging.getLogger("prefetchd")
 
 ANSWER_NS = 5_000_000_000
 """Within this the daemon answers what it need not wait for, and beyond a demand's own deadline."""
@@ -62,14 +65,24 @@ class Caller:
             for name in ("fingerprint", "layers", "blocks", "slots", "slot_bytes"):
                 if getattr(new, name) != getattr(before.welcome, name):
                     raise SidecarError(f"the daemon is back with another {name}; connect anew")
-        gpu = self._make_gpu(attachment.staging, new.slots)
+        # A thread of the line's attaches again, and CUDA's current GPU is a thread's own.
+        with nullcontext() if before is None else self._gpu.current():
+            gpu = self._make_gpu(attachment.staging, new.slots)
         if before is not None:
             self._gpu.close()
         else:
             self._learn(attachment)
+        for note in gpu.notes:
+            self._note(note)
         self._attachment, self._gpu, self._writes = attachment, gpu, None
         self.daemon_pid = new.pid
         self._open = set()
+
+    def _note(self, words: str) -> None:
+        """Something is done another way than was to be expected: told once."""
+        if words not in self.notes:
+            self.notes = (*self.notes, words)
+            log.warning("%s", words)
 
     def _learn(self, attachment: Attachment) -> None:
         welcome = attachment.welcome

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +36,7 @@ from prefetchd.sidecar.link import Link
 from prefetchd.sidecar.place import path_of
 from prefetchd.sidecar.protocol import AskStats, Hello
 from prefetchd.sidecar.remote import RemotePut, RemoteTicket
+from prefetchd.sidecar.remote_buffers import RemoteBuffers, pushed_by
 from prefetchd.sidecar.remote_growing import RemoteGrowing, grow
 from prefetchd.sidecar.replies import Told
 from prefetchd.sidecar.wire import frame
@@ -50,6 +52,7 @@ class Client(Caller, Closing):
     def __init__(self, address: str, hello: Hello, gpu: str | GpuFactory, timeout_s: float) -> None:
         super().__init__(gpu)
         self._line = Line(path_of(address), hello, self._attached, timeout_s)
+        self._buffers = RemoteBuffers(self._line, self._note)
 
     # --- what an engine asks ---
 
@@ -111,6 +114,7 @@ class Client(Caller, Closing):
             self._open_ticket(number)
         gpu, given_back = self._gpu, self._given_back
         ticket = RemoteTicket(line, gpu, link.attachment, number, pages, given_back)
+        ticket.buffers, ticket.link = self._buffers, link
         body = demand_frame(number, pages, timeout_ns, stamps, scores, request)
         line.ask(link, number, body, ticket.answered, timeout_ns + ANSWER_NS)
         return ticket
@@ -205,6 +209,18 @@ class Client(Caller, Closing):
             raise GrowError(f"no block can be opened: {self._line.away}")
         return grow(self._line, link, self._stamps, request, self.timeout_ns)
 
+    # --- buffers ---
+
+    def buffer(self, pages: int) -> Any:
+        """See `Runtime.buffer`. The daemon pushes into it if both have the same GPU; `notes` and
+        `stats().gpu` say who does."""
+        return self._buffers.buffer(self._gpu, pages)
+
+    def peek(self, buffer: Any, pages: int, length: int) -> NDArray[np.uint8]:
+        """See `Runtime.peek`."""
+        self._buffers.settle()
+        return super().peek(buffer, pages, length)
+
     # --- state and end ---
 
     @property
@@ -224,10 +240,11 @@ class Client(Caller, Closing):
         reply = self._line.answer(link, lambda number: frame(AskStats(number)), ANSWER_NS)
         if not isinstance(reply, Told):
             raise AwayError(getattr(reply, "words", "the daemon's answer makes no sense"))
-        return stats_of(reply.stats, self._gpu.engine)
+        return stats_of(reply.stats, pushed_by(self._gpu.engine, self._buffers.engine))
 
     def close(self) -> None:
         """Let go of the daemon, which goes on; puts that have not ended are ended by it."""
+        self._buffers.close()
         self._line.close()
         self._gpu.close()
         self._attachment = self._writes = None

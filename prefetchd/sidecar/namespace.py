@@ -27,6 +27,7 @@ from prefetchd.sidecar.arena import StagingArena
 from prefetchd.sidecar.drives import DriveGate
 from prefetchd.sidecar.memory import Memory
 from prefetchd.sidecar.peers import Peer
+from prefetchd.sidecar.pushes import Pusher
 
 _PUT_THREADS = 2
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -91,11 +92,11 @@ class Namespace:
         self.fingerprint = runtime.fingerprint
         self.waiting = 0
         """Demands that have no answer yet; while there are any, the loop attends to the device."""
-        self.attended = False
-        """Whether the loop does."""
+        self.attended = False  # whether the loop does
         self.pool = ThreadPoolExecutor(_PUT_THREADS, f"prefetchd-put-{name}")
         self.growing_pool = ThreadPoolExecutor(_PUT_THREADS, f"prefetchd-grow-{name}")
-        """Of their own, since sealing may make the room that opening waits for."""
+        """Of its own, since sealing may make the room that opening waits for."""
+        self.pusher = Pusher(runtime.gpu, name)
         self.closing: list[Callable[[], None]] = []
         """To be called when it has been closed."""
 
@@ -139,6 +140,7 @@ class Namespace:
         try:
             self.growing_pool.shutdown(cancel_futures=True)
             self.pool.shutdown(cancel_futures=True)
+            self.pusher.close()
         finally:
             try:
                 self.runtime.close()

@@ -172,6 +172,32 @@ class Erase(Message, tag=16, frozen=True):
     """Write zeros over its files before they go."""
 
 
+class Share(Message, tag=17, frozen=True):
+    """Lend a GPU buffer to the daemon. `id` names the buffer, too, until it is given back."""
+
+    id: Number
+    handle: Annotated[bytes, msgspec.Meta(min_length=64, max_length=64)]
+    """cudaIpcMemHandle_t."""
+    pages: Number
+    gpu: Word
+    """Which one: PCI bus id, a space, UUID in hexadecimal."""
+
+
+class Push(Message, tag=18, frozen=True):
+    """Gather a ticket's pages into rows of a shared buffer."""
+
+    id: Number
+    ticket: Number
+    buffer: Number
+    start: Number = 0
+    skip_missing: bool = False
+
+
+class Unshare(Message, tag=19, frozen=True):
+    id: Number
+    buffer: Number
+
+
 Request = (
     Hello
     | Find
@@ -189,4 +215,7 @@ Request = (
     | Seal
     | Drop
     | Erase
+    | Share
+    | Push
+    | Unshare
 )

@@ -10,9 +10,11 @@ import asyncio
 from collections.abc import Callable, Generator
 from typing import Any, Self
 
-from prefetchd.gpu import GpuDevice
+from prefetchd.gpu import GpuDevice, Push
 from prefetchd.model import Ids, Ready, Slots
 from prefetchd.sidecar.conversation import Attachment, nothing, ready_of
+from prefetchd.sidecar.link import Link
+from prefetchd.sidecar.remote_buffers import RemoteBuffers, RemotePush
 from prefetchd.sidecar.replies import Error, Reply
 from prefetchd.sidecar.wire import ProtocolError
 from prefetchd.tickets import Driven, PageMissing, PutTicket, Ticket
@@ -35,6 +37,9 @@ class RemoteTicket(Ticket):
         super().__init__(line, gpu, attachment.staged, number, pages)
         self._attachment = attachment
         self._given_back = given_back
+        self.link: Link | None = None
+        self.buffers: RemoteBuffers | None = None
+        """Those into which the daemon may push, if it is asked over a link."""
         self.failure = ""
         """Why nothing could be had, if that is not a matter of single pages."""
 
@@ -54,8 +59,25 @@ class RemoteTicket(Ticket):
             ready = nothing(self.number, count)
         self.resolve(ready)
 
+    def push(self, buffer: Any, start: int = 0, *, skip_missing: bool = False) -> Push:
+        """See `Ticket.push`. Into a buffer of `Client.buffer` the daemon pushes, if both have the
+        same GPU; then a push that fails raises GpuError when it is waited for."""
+        if self.buffers is not None and self.link is not None:
+            slots = self.slots[~self.missing] if skip_missing else self._present(None)
+            gpu, number = self._gpu, self.number
+            push = self.buffers.push(
+                gpu, self.link, number, slots, buffer, start, skip_missing=skip_missing
+            )
+            if push is not None:
+                self._pushes.append(push)
+                return push
+        return super().push(buffer, start, skip_missing=skip_missing)
+
     def release(self) -> None:
         if not self._released:
+            for push in self._pushes:
+                if isinstance(push, RemotePush):
+                    push.settle()  # one that failed is told to who waits for it, not here
             self._given_back(self)
             if self._ready is None:
                 self.resolve(nothing(self.number, len(self.pages)))

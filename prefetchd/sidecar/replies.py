@@ -30,6 +30,10 @@ class Limits(Message, frozen=True):
     inline_bytes: Number = INLINE_BYTES_MAX
     tickets: Number = 1024
     puts: Number = 64
+    buffers: Number = 64
+    buffer_bytes: Number = 1 << 38
+    """Of shared buffers, together."""
+    pushes: Number = 64
 
 
 class Welcome(Message, tag=33, frozen=True):
@@ -139,11 +143,40 @@ class Sealed(Message, tag=42, frozen=True):
     is_open: bool
 
 
-Reply = Welcome | Found | Pages | PutEnd | Told | Pong | Erased | Error | Advice | Grown | Sealed
+class Shared(Message, tag=44, frozen=True):
+    """`engine`: what pushes, in words."""
+
+    id: Number
+    engine: Word
+
+
+class Pushed(Message, tag=45, frozen=True):
+    """The pages are in the buffer, whichever stream reads it from now on."""
+
+    id: Number
+    pages: Number
+
+
+Reply = (
+    Welcome
+    | Found
+    | Pages
+    | PutEnd
+    | Told
+    | Pong
+    | Erased
+    | Error
+    | Advice
+    | Grown
+    | Sealed
+    | Shared
+    | Pushed
+)
 
 CODES = {
     "bad_request": "the request makes no sense; nothing was done",
     "limit": "more than the limits in Welcome; nothing was done",
+    "unable": "the daemon cannot do this here, or it failed (the words say why)",
     "denied": "no such namespace, or not this client's",
     "stopped": "the namespace's engine has stopped, or the daemon is stopping",
     "protocol": "what came is no message; the connection ends",

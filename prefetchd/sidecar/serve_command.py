@@ -21,8 +21,9 @@ from rich.console import Console
 from rich.progress import Progress
 
 from prefetchd import store_opening
+from prefetchd.assembly import Options
 from prefetchd.config import limits_of, memory_of, read_config, settings_of, socket_mode
-from prefetchd.config_tables import EXAMPLE, Config
+from prefetchd.config_tables import EXAMPLE, Config, Made
 from prefetchd.sidecar.http import Http
 from prefetchd.sidecar.logs import log_as_json
 from prefetchd.sidecar.memory import Memory
@@ -59,6 +60,10 @@ def serve(
         typer.Option(help="A store, or a folder for stores that clients have made."),
     ] = None,
     socket: Annotated[Path | None, typer.Option(help="Where clients connect.")] = None,
+    gpu: Annotated[
+        str,
+        typer.Option(help="cuda: push into GPU buffers of clients."),
+    ] = "host",
     http: Annotated[
         str | None,
         typer.Option(help="Metrics, health and a page at HOST:PORT or unix:PATH; default: none."),
@@ -79,9 +84,9 @@ def serve(
     Without a configuration, programs of your own user have namespaces made by naming them, in
     --store or else in $XDG_STATE_HOME/prefetchd (~/.local/state/prefetchd).
     """
-    settings = read_config(config) if config else Config()
-    if config and store:
-        raise ValueError("give --config or --store: a configuration names its stores itself")
+    settings = read_config(config) if config else Config(made=Made(gpu=gpu))
+    if config and (store or gpu != "host"):
+        raise ValueError("give --config, or --store and --gpu: a configuration says both itself")
     path = socket or (Path(settings.daemon.socket) if settings.daemon.socket else default_socket())
     namespaces = _namespaces(settings, store, is_default=config is None)
     address = settings.daemon.http if http is None else http
@@ -124,7 +129,8 @@ def _namespaces(settings: Config, store: Path | None, *, is_default: bool) -> Na
     if is_default:
         folder = store or folder
         if store is not None and store.is_dir() and store_opening.exists(store):
-            return Namespaces({"default": NamespaceSettings(store)}, os.geteuid())
+            only = NamespaceSettings(store, options=Options(gpu=made.gpu))
+            return Namespaces({"default": only}, os.geteuid())
     may_make = made.enabled or is_default
     if may_make:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -134,6 +140,7 @@ def _namespaces(settings: Config, store: Path | None, *, is_default: bool) -> Na
         spaces,
         os.geteuid(),
         folder if may_make else None,
+        Options(gpu=made.gpu),
         most=made.namespaces,
         bytes_max=parse_bytes(made.bytes),
         staging_max=parse_bytes(made.staging),
@@ -171,10 +178,11 @@ def _tell(server: Server, web: Http | None, log_format: LogFormat) -> None:
     logging.getLogger("prefetchd").setLevel(logging.INFO)
     for name, namespace in server.namespaces.open.items():
         runtime = namespace.runtime
+        gpu = f"; pushes by {runtime.gpu.engine}" if runtime.gpu.identity else ""
         say(
             f"{name}: {runtime.geometry.blocks} blocks of {runtime.geometry.layers} pages of "
             f"{runtime.page_bytes} bytes, staging {runtime.slots} pages, "
-            f"{runtime.stats().device}"
+            f"{runtime.stats().device}{gpu}"
         )
         if log_format is LogFormat.TEXT:  # they are in the log
             for note in runtime.notes:

@@ -34,15 +34,19 @@ from prefetchd.sidecar.protocol import (
     HintPages,
     Message,
     Ping,
+    Push,
     Put,
     Release,
     Request,
     Seal,
+    Share,
+    Unshare,
     Write,
 )
 from prefetchd.sidecar.replies import Error, Limits
 from prefetchd.sidecar.session_finds import Finds
 from prefetchd.sidecar.session_growing import Growing
+from prefetchd.sidecar.session_pushes import Pushes
 from prefetchd.sidecar.session_puts import Later, Puts
 from prefetchd.sidecar.wire import ProtocolError, array_of, raw_of
 from prefetchd.tickets import Ticket
@@ -77,6 +81,7 @@ class Session:
         self._finds = Finds(namespace, limits, reply)
         self._puts = Puts(namespace, limits, reply, later, write_arena)
         self._growing = Growing(namespace, limits, reply, later, self._stream)
+        self._pushes = Pushes(namespace, limits, reply, later)
         self._ended = False
         self._write_bytes = 0 if write_arena is None else len(write_arena)
         namespace.enter(1, self._write_bytes)
@@ -95,6 +100,9 @@ class Session:
             Write: self._growing.write,
             Seal: self._growing.seal,
             Drop: self._growing.drop,
+            Share: self._pushes.share,
+            Push: self._push,
+            Unshare: self._pushes.unshare,
         }
 
     @property
@@ -198,7 +206,10 @@ class Session:
         for number in tickets.tolist():
             ticket = self._tickets.pop(number, None)
             if ticket is not None:
-                ticket.release()
+                self._pushes.release(ticket)
+
+    def _push(self, message: Push) -> None:
+        self._pushes.push(message, self._tickets.get(message.ticket))
 
     # --- hints ---
 
@@ -263,11 +274,12 @@ class Session:
         self._ended = True
         self.namespace.enter(-1, -self._write_bytes)
         self._puts.close()
+        self._pushes.end()
         tickets, self._tickets = list(self._tickets.values()), {}
         try:
             self._growing.end()
             for ticket in tickets:
-                ticket.release()
+                self._pushes.release(ticket)
             self._runtime.engine.handle(Idle())  # also for what it released itself, just before
         except EngineError as error:
             log.info("namespace %s: %s", self.namespace.name, error)

@@ -11,7 +11,8 @@ from typing import Any
 
 from prefetchd.sidecar.conversation import Attachment
 
-READ_BYTES = 1 << 18
+READ_BYTES = 1 << 16
+"""At a time. For more the allocator asks the kernel each time: 10 us instead of 1 a read."""
 TICK_NS = 100_000_000
 """How often somebody who waits looks whether an answer is overdue."""
 

@@ -50,7 +50,7 @@ def looked(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with seen(tmp_path, {"a": space(), "b": space(token="x")}) as look:
-        told = looked(capsys, "--http", look.url)
+        told = looked(capsys, "--http", look.url.removeprefix("http://"))
         assert [row["name"] for row in told["namespaces"]] == ["a", "b"]
         assert told["verdict"]["ready"] is True
         as_client = looked(capsys, "--connect", look.served.address, "--namespace", "a")

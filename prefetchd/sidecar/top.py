@@ -58,7 +58,10 @@ Source = Callable[[], Picture]
 
 
 def over_http(url: str) -> Source:
-    """Raises ValueError; the source raises SidecarError."""
+    """`url`: as `serve --http` takes it, or as it prints it. Raises ValueError; the source raises
+    SidecarError."""
+    if not url.startswith(SCHEME) and "//" not in url:
+        url = f"http://{url}"
     parts = urlsplit(url)
     if not (url.startswith(SCHEME) or (parts.scheme == "http" and parts.hostname)):
         raise ValueError(f"{url!r} is no address; write http://HOST:PORT or unix:PATH")

@@ -205,7 +205,9 @@ function showRates() {
 
 function heat(id, z, y, title, unit) {
   const scale = [[0, theme()["@shade"]], [0.5, theme()["@late"]], [1, theme()["@miss"]]];
-  plot(id, [{ type: "heatmap", x: times(), y, z, colorscale: scale, zmin: 0, xgap: 0, ygap: 1,
+  const most = Math.max(...z.flat().filter(Number.isFinite), 0) || 1; // all zero is no middle
+  plot(id, [{ type: "heatmap", x: times(), y, z, colorscale: scale, zmin: 0, zmax: most, xgap: 0,
+    ygap: 1,
     colorbar: { thickness: 10, len: 0.9, outlinewidth: 0, title: { text: unit, side: "right" } },
     hovertemplate: `%{y}, %{x:.0f} s: %{z:.3s} ${unit}<extra></extra>` }], { height: 330,
     xaxis: { title: { text: "seconds ago" }, range: [Math.min(-20, times()[0]), 0] },

@@ -10,6 +10,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from prefetchd.engine import EngineError
 from prefetchd.sidecar.erasure import Eraser
 from prefetchd.sidecar.greeting import greet
 from prefetchd.sidecar.namespace import Namespace, NamespaceSettings
@@ -63,8 +64,7 @@ class Entrance:
     def opened(self, name: str, settings: NamespaceSettings, result: Namespace | str) -> None:
         """The namespace, or in words why there is none: whoever waits for it hears."""
         if isinstance(result, Namespace):
-            self._server.namespaces.settings.setdefault(name, settings)
-            self._server.namespaces.admit(result)
+            self._server.namespaces.admit(result, settings)
             self._server.look_after(result)
         for connection, hello in self.opening.pop(name, []):
             if isinstance(result, str):
@@ -77,7 +77,10 @@ class Entrance:
         self._numbers += 1
         server, number = self._server, self._numbers - 1
         try:
+            namespace.runtime.engine.check()
             greet(connection, hello, namespace, number, server.limits, server.later)
+        except EngineError as error:
+            connection.refuse("stopped", str(error))
         except (OSError, ValueError) as error:
             connection.refuse("bad_request", str(error))
 

@@ -7,6 +7,7 @@ that is being opened. Refuses to know sockets.
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,9 @@ from prefetchd.sidecar.tenancy import CANNOT_OPEN, opened_or_why
 if TYPE_CHECKING:
     from prefetchd.sidecar.connection import Connection
     from prefetchd.sidecar.server import Server
+
+
+log = logging.getLogger("prefetchd")
 
 
 class Entrance:
@@ -49,16 +53,21 @@ class Entrance:
         namespace = namespaces.open.get(hello.namespace)
         if namespace is not None:
             return self._welcome(connection, hello, namespace)
-        if hello.namespace in self.opening:
-            self.opening[hello.namespace].append((connection, hello))
-        else:
-            self.opening[hello.namespace] = [(connection, hello)]
-            self._server.aside(partial(self._open, hello.namespace, settings))
+        self.open(hello.namespace, settings)
+        self.opening[hello.namespace].append((connection, hello))
         return None
+
+    def open(self, name: str, settings: NamespaceSettings) -> None:
+        """Have it opened, if it is not being opened or erased already."""
+        if name not in self.opening:
+            self.opening[name] = []
+            self._server.aside(partial(self._open, name, settings))
 
     def _open(self, name: str, settings: NamespaceSettings) -> None:
         """In the opener's thread: a store may have to be made, or its headers read."""
         result = opened_or_why(name, settings, self._server.namespaces.memory)
+        if isinstance(result, str) and name in self._server.namespaces.configured:
+            log.error("namespace %s cannot be opened: %s", name, result)
         self._server.later(partial(self.opened, name, settings, result))
 
     def opened(self, name: str, settings: NamespaceSettings, result: Namespace | str) -> None:

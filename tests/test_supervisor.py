@@ -109,21 +109,25 @@ def test_a_hangup_while_stores_are_opened_ends_nothing_half_way(
         arguments = ["--config", str(config)]
     else:
         arguments = ["--store", str(tmp_path)]
-    process = subprocess.Popen(
-        [sys.executable, "-c", SLOW, how, "serve", "--socket", str(tmp_path / "s"), *arguments],
+    command = [sys.executable, "-c", SLOW, how, "serve", "--socket", str(tmp_path / "s")]
+    with subprocess.Popen(
+        [*command, *arguments],
         env={**os.environ, **environment(listening)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-    )
-    assert "READY" in heard(listening)
-    if how == "with a configuration":
-        assert "RELOADING" in heard(listening)
-        assert "READY" in heard(listening)
-    if how != "without":
-        process.terminate()
-    assert "STOPPING" in heard(listening)
-    _, said = process.communicate(timeout=PATIENCE_S)
+    ) as process:
+        try:
+            assert "READY" in heard(listening)
+            if how == "with a configuration":
+                assert "RELOADING" in heard(listening)
+                assert "READY" in heard(listening)
+            if how != "without":
+                process.terminate()
+            assert "STOPPING" in heard(listening)
+            _, said = process.communicate(timeout=PATIENCE_S)
+        finally:
+            process.kill()
     assert process.returncode == 0, said
     assert not (tmp_path / "s").exists()
     if how == "with a configuration":

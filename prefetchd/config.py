@@ -34,7 +34,11 @@ class ConfigError(ValueError):
 
 def read_config(path: Path) -> Config:
     """Raises ConfigError, OSError."""
-    return parse_config(path.read_text(), str(path))
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not UTF-8 at byte {error.start}") from None
+    return parse_config(text, str(path))
 
 
 def parse_config(text: str, where: str) -> Config:

@@ -20,17 +20,7 @@ from prefetchd.bell import Bell
 from prefetchd.core import Core
 from prefetchd.driver import Driver
 from prefetchd.guarded import PredictorError
-from prefetchd.model import (
-    Cancel,
-    Command,
-    Event,
-    Hinted,
-    Idle,
-    PlanSoon,
-    Read,
-    Ready,
-    Released,
-)
+from prefetchd.model import Cancel, Command, Event, Hinted, Idle, PlanSoon, Read, Ready, Released
 from prefetchd.pump import Pump
 from prefetchd.samples import Samples
 from prefetchd.tending import Tending
@@ -222,7 +212,9 @@ class Engine:
     def _pump_failed(self, error: BaseException) -> None:
         if self._stopping and isinstance(error, EngineError):
             return
-        log.error("the pump thread has stopped", exc_info=error)
+        why = self._broken or error  # words alone where somebody has ended it on purpose
+        told = isinstance(why, EngineError) and why.__cause__ is None
+        log.error("the pump thread has stopped: %s", why, exc_info=None if told else error)
         self.fail(error)
 
     def _turn(self) -> bool:

@@ -16,14 +16,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from typer.testing import CliRunner
 
 import prefetchd
-from prefetchd import EngineError, Options, Runtime, StoreError, key_file, store_making
+from prefetchd import (
+    EngineError,
+    Options,
+    Runtime,
+    SidecarError,
+    StoreError,
+    key_file,
+    store_making,
+)
 from prefetchd.cipher import PageCipher
+from prefetchd.cli import app
 from prefetchd.format import Superblock, namespace_id
 from prefetchd.layout import uniform
 from prefetchd.model import Ids
 from prefetchd.records import decode_headers, encode_headers, record_dtype
+from prefetchd.sidecar.namespace import NamespaceSettings
 from prefetchd.store import plan_superblock
 from prefetchd.store_making import create
 from prefetchd.store_opening import Opening, superblock_of
@@ -270,7 +281,7 @@ def test_extents_that_change_places_or_come_back_do_not_open(kv: Path, key: Path
 
 
 def test_a_runtime_whose_key_is_destroyed_stops(
-    kv: Path, key: Path, monkeypatch: pytest.MonkeyPatch
+    kv: Path, key: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(key_file, "_LOOK_NS", 0)
     runtime = prefetchd.open(kv, options=sealed(key))
@@ -287,9 +298,42 @@ def test_a_runtime_whose_key_is_destroyed_stops(
     ):
         with pytest.raises(EngineError, match=r"kv\.key was destroyed; nothing it held can be"):
             ask()
+    runtime.engine._pump.call()
+    runtime.engine._pump.join(30)
+    assert "the pump thread has stopped: store" in caplog.text
+    assert "Traceback" not in caplog.text, "it was meant to"
     runtime.close()
     with pytest.raises(StoreError, match="if it was destroyed, what the store held is erased"):
         prefetchd.open(kv, options=sealed(key))
+
+
+def test_an_encrypted_namespace_is_erased_with_its_key_and_encrypted_again(
+    kv: Path, key: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also if the key has gone before: then nobody new is let in until it is erased."""
+    monkeypatch.setattr(key_file, "_LOOK_NS", 0)
+    spaces = {"default": NamespaceSettings(kv, layout(), BLOCKS, False, sealed(key))}
+    with daemon(kv.parent, spaces) as served:
+        erase = ["namespace", "erase", "default", "--yes", "--connect", served.address]
+        assert len(served.connect("default").lookup(NAMES[:4])) == 4
+        for destroyed in (False, True):
+            before = key.read_bytes()
+            if destroyed:
+                key_file.destroy(key)
+                with pytest.raises(EngineError, match="was destroyed"):
+                    served.runtime("default").find(NAMES[:1])
+                with pytest.raises(SidecarError, match=r"the engine has stopped: .* destroyed"):
+                    served.connect("default")
+            said = CliRunner().invoke(app, erase, catch_exceptions=False)
+            assert said.exit_code == 0
+            assert key.read_bytes() != before
+            again = served.connect("default")
+            assert again.lookup(NAMES[:4]).tolist() == []
+            again.put(NAMES[:4], PAGES[:4]).wait()
+            assert len(again.lookup(NAMES[:4])) == 4
+    assert PAGES[0, 0].tobytes() not in b"".join(one.read_bytes() for one in kv.iterdir())
+    assert superblock_of(kv, Opening(read_only=True)).key_check
+    assert "Traceback" not in caplog.text
 
 
 def test_commands(

@@ -22,9 +22,11 @@ from prefetchd.model import Geometry, Ids, PageHint
 from prefetchd.planner import PlannerLimits
 from prefetchd.predictor import Guess, Predictor
 from prefetchd.sidecar.reloading import Reloader
+from prefetchd.sidecar.supervisor import Supervisor
+from prefetchd.sidecar.watching import Watch
 from tests.core_bench import Bench, Scripted
 from tests.runtime_bench import BLOCKS, LAYERS, PAGE_BYTES, PLAIN, content, keys, open_plain
-from tests.sidecar_bench import daemon
+from tests.sidecar_bench import Daemon, daemon
 
 ALL = sorted(EVICTIONS)
 
@@ -373,6 +375,87 @@ def test_a_file_that_is_read_again_is_applied_and_told(
         assert "not reloaded: " in reload()
         file.write_text("[namespaces]\n")
         assert "namespace a: no new clients" in reload()
+
+
+class Told(Supervisor):
+    """Keeps what it would say."""
+
+    def __init__(self) -> None:
+        super().__init__({})
+        self.said: list[str] = []
+
+    def _say(self, *lines: str) -> None:
+        self.said.append(lines[0])
+
+
+def spaces_in(folder: Path, *names: str) -> str:
+    return "".join(
+        f'[namespaces.{name}]\nstore = "{folder / name}"\nlayers = 3\npage_bytes = "12KiB"\n'
+        'blocks = 8\nfill = false\ndevice = "threads"\n'
+        for name in names
+    )
+
+
+@contextmanager
+def reloading(folder: Path) -> Iterator[tuple[Daemon, Told, Callable[[str | bytes], None]]]:
+    """A daemon with namespace "a", what its supervisor is told, and what gives it another file."""
+    file = folder / "p.toml"
+    file.write_text(spaces_in(folder, "a"))
+    config = read_config(file)
+    with daemon(folder, {"a": settings_of(config.namespaces["a"])}) as served:
+        told = served.server.supervisor = Told()
+        reloader = Reloader(file, config, served.server)
+
+        def reload(text: str | bytes) -> None:
+            told.said.clear()
+            file.write_bytes(text if isinstance(text, bytes) else text.encode())
+            served.server.interrupt(reloader.reload)
+
+        yield served, told, reload
+
+
+def test_new_namespaces_are_opened(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with reloading(tmp_path) as (served, told, reload):
+        watch = Watch(served.server.namespaces)
+        watch.server = served.server
+        wrong = spaces_in(tmp_path / "no", "wrong")
+        reload(spaces_in(tmp_path, "a", "new") + wrong)
+        served.until(lambda: "new" in served.server.namespaces.open)
+        served.until(lambda: "namespace wrong cannot be opened: " in caplog.text)
+        served.until(lambda: told.said == ["RELOADING=1", "READY=1", "READY=1"])
+        assert watch.picture().verdict.reasons == ["namespace wrong: configured, and not open yet"]
+        (tmp_path / "no").mkdir()
+        reload(spaces_in(tmp_path, "a", "new") + wrong)
+        served.until(lambda: len(served.server.namespaces.open) == 3)
+        assert watch.picture().verdict.ready, "what could not be opened is tried again"
+
+
+def test_a_reload_ends_whatever_is_met(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise RuntimeError("a mistake")
+
+    def ended() -> bool:
+        return told.said == ["RELOADING=1", "READY=1"]
+
+    text = spaces_in(tmp_path, "a") + "ttl_s = 9.0\nweight = 9\n"
+    with reloading(tmp_path) as (served, told, reload):
+        reload(text + "cap = '1B'\n")
+        served.until(ended)
+        assert "namespace a: not changed: " in caplog.text
+        opened = served.server.namespaces.open["a"]
+        assert opened.weight == 9, "which the runtime has no say in"
+        assert opened.runtime.options.ttl_s is None
+        reload(b"\xff\xfe")
+        served.until(ended)
+        assert "p.toml: is not UTF-8" in caplog.text
+        for owner, what in ((Runtime, "reconfigure"), (Reloader, "_go_by")):
+            with monkeypatch.context() as patched:
+                patched.setattr(owner, what, fails)
+                reload(text)
+                served.until(ended)
+        assert caplog.text.count("RuntimeError: a mistake") == 2
 
 
 def test_options_are_all_sorted_out() -> None:

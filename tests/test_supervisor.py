@@ -17,10 +17,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from prefetchd import store_making, uniform
 from prefetchd.cli import app
 from prefetchd.config import parse_config
 from prefetchd.sidecar.server import Server
 from prefetchd.sidecar.supervisor import Supervisor
+from prefetchd.store_opening import Opening, superblock_of
 from tests.sidecar_bench import PATIENCE_S, daemon
 
 ROOT = Path(__file__).parent.parent
@@ -74,6 +76,63 @@ def test_a_daemon_tells_when_it_is_ready_reloads_and_stops(
     assert next_but("WATCHDOG")["STOPPING"] == "1"
     process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0
+
+
+SLOW = """
+import os, signal, sys
+from prefetchd.sidecar import serve_command
+opening = serve_command._open_all
+def and_hung_up(namespaces):
+    os.kill(os.getpid(), signal.SIGHUP)
+    opening(namespaces)
+serve_command._open_all = and_hung_up
+if sys.argv[1] == "nohup":
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+from prefetchd.cli import main
+main(sys.argv[2:])
+"""
+"""A daemon that gets the signal while it opens its stores."""
+
+
+@pytest.mark.parametrize("how", ["with a configuration", "without", "nohup"])
+def test_a_hangup_while_stores_are_opened_ends_nothing_half_way(
+    listening: socket.socket, tmp_path: Path, how: str
+) -> None:
+    config, key = tmp_path / "p.toml", tmp_path / "a.key"
+    config.write_text(
+        f'[namespaces.a]\nstore = "{tmp_path}/a"\nlayers = 2\npage_bytes = "4KiB"\nblocks = 8\n'
+        f'fill = false\ndevice = "threads"\nkey_file = "{key}"\n'
+    )
+    if how == "with a configuration":
+        store_making.create(tmp_path / "a", uniform(2, 4096), 8, fill=False, key_file=key)
+        key.chmod(0o644)
+        arguments = ["--config", str(config)]
+    else:
+        arguments = ["--store", str(tmp_path)]
+    command = [sys.executable, "-c", SLOW, how, "serve", "--socket", str(tmp_path / "s")]
+    with subprocess.Popen(
+        [*command, *arguments],
+        env={**os.environ, **environment(listening)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert "READY" in heard(listening)
+            if how == "with a configuration":
+                assert "RELOADING" in heard(listening)
+                assert "READY" in heard(listening)
+            if how != "without":
+                process.terminate()
+            assert "STOPPING" in heard(listening)
+            _, said = process.communicate(timeout=PATIENCE_S)
+        finally:
+            process.kill()
+    assert process.returncode == 0, said
+    assert not (tmp_path / "s").exists()
+    if how == "with a configuration":
+        assert "can be used by others" in said, "what is met before it serves is told"
+        assert superblock_of(tmp_path / "a", Opening(read_only=True)).clean
 
 
 def test_a_loop_that_is_stuck_gives_no_sign_of_life(

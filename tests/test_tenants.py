@@ -337,3 +337,48 @@ def test_a_namespace_that_cannot_be_erased_says_why_and_blocks_nobody(
             )
         assert served.connect("b").lookup(keys(1)).tolist() == []
         assert served.connect("a").slots == 24, "it is opened again when it is asked for"
+
+
+def erase(served: Daemon, name: str) -> None:
+    arguments = ["namespace", "erase", name, "--yes", "--connect", served.address]
+    assert CliRunner().invoke(app, arguments, catch_exceptions=False).exit_code == 0
+
+
+def test_what_is_erased_is_what_is_open_whatever_the_configuration_says_by_now(
+    tmp_path: Path,
+) -> None:
+    """Another path and another key need a restart."""
+    pages = content(2)
+    with daemon(tmp_path, {"b": on_disk(tmp_path / "other")}) as served:
+        served.connect("b").put(keys(2), pages).wait()
+    with daemon(tmp_path, {"a": on_disk(tmp_path / "a")}) as served:
+        served.connect("a").put(keys(2), pages).wait()
+        hidden = replace(PLAIN, key_file=tmp_path / "no.key", drain=(str(tmp_path / "x"),))
+        moved = on_disk(tmp_path / "other", hidden, salt=b"s", token="t")
+        served.server.later(lambda: served.server.namespaces.configure({"a": moved}))
+        served.settle()
+        erase(served, "a")
+        assert served.connect("a", token="t").lookup(keys(2)).tolist() == []
+        again = served.server.namespaces.open["a"].settings
+        assert (again.path, again.salt, again.options.key_file) == (tmp_path / "a", b"", None)
+    with daemon(tmp_path, {"b": on_disk(tmp_path / "other")}) as served:
+        assert len(served.connect("b").lookup(keys(2))) == 2
+    for file in (tmp_path / "a").iterdir():
+        assert pages[0, 0].tobytes() not in file.read_bytes()
+
+
+def test_a_namespace_that_was_taken_out_is_nobodys_to_make_or_erase(tmp_path: Path) -> None:
+    (tmp_path / "made").mkdir()
+    options: dict[str, Any] = {"made_in": tmp_path / "made", "template": PLAIN}
+    with daemon(tmp_path, {"a": space(token="t")}, **options) as served:
+        served.connect("a", token="t")
+        served.server.later(lambda: served.server.namespaces.configure({}))
+        served.settle()
+        for token in ("", "t"):
+            with pytest.raises(SidecarError, match="is not there, or not for uid"):
+                served.connect("a", token=token)
+        with pytest.raises(SidecarError, match="is not there, or not for uid"):
+            erase(served, "a")
+        made = served.connect("made", layout=layout(), blocks=BLOCKS)
+        assert made.lookup(keys(1)).tolist() == []
+        assert list(served.server.namespaces.settings) == ["made"]

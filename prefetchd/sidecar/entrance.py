@@ -7,9 +7,11 @@ that is being opened. Refuses to know sockets.
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
+from prefetchd.engine import EngineError
 from prefetchd.sidecar.erasure import Eraser
 from prefetchd.sidecar.greeting import greet
 from prefetchd.sidecar.namespace import Namespace, NamespaceSettings
@@ -20,6 +22,9 @@ from prefetchd.sidecar.tenancy import CANNOT_OPEN, opened_or_why
 if TYPE_CHECKING:
     from prefetchd.sidecar.connection import Connection
     from prefetchd.sidecar.server import Server
+
+
+log = logging.getLogger("prefetchd")
 
 
 class Entrance:
@@ -48,23 +53,27 @@ class Entrance:
         namespace = namespaces.open.get(hello.namespace)
         if namespace is not None:
             return self._welcome(connection, hello, namespace)
-        if hello.namespace in self.opening:
-            self.opening[hello.namespace].append((connection, hello))
-        else:
-            self.opening[hello.namespace] = [(connection, hello)]
-            self._server.aside(partial(self._open, hello.namespace, settings))
+        self.open(hello.namespace, settings)
+        self.opening[hello.namespace].append((connection, hello))
         return None
+
+    def open(self, name: str, settings: NamespaceSettings) -> None:
+        """Have it opened, if it is not being opened or erased already."""
+        if name not in self.opening:
+            self.opening[name] = []
+            self._server.aside(partial(self._open, name, settings))
 
     def _open(self, name: str, settings: NamespaceSettings) -> None:
         """In the opener's thread: a store may have to be made, or its headers read."""
         result = opened_or_why(name, settings, self._server.namespaces.memory)
+        if isinstance(result, str) and name in self._server.namespaces.configured:
+            log.error("namespace %s cannot be opened: %s", name, result)
         self._server.later(partial(self.opened, name, settings, result))
 
     def opened(self, name: str, settings: NamespaceSettings, result: Namespace | str) -> None:
         """The namespace, or in words why there is none: whoever waits for it hears."""
         if isinstance(result, Namespace):
-            self._server.namespaces.settings.setdefault(name, settings)
-            self._server.namespaces.admit(result)
+            self._server.namespaces.admit(result, settings)
             self._server.look_after(result)
         for connection, hello in self.opening.pop(name, []):
             if isinstance(result, str):
@@ -77,7 +86,10 @@ class Entrance:
         self._numbers += 1
         server, number = self._server, self._numbers - 1
         try:
+            namespace.runtime.engine.check()
             greet(connection, hello, namespace, number, server.limits, server.later)
+        except EngineError as error:
+            connection.refuse("stopped", str(error))
         except (OSError, ValueError) as error:
             connection.refuse("bad_request", str(error))
 

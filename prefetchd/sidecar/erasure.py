@@ -3,7 +3,8 @@
 Decides who may, and in which order it goes: nobody finds anything from the moment it is asked for,
 its writes end, its files go, an empty store takes their place, and only then is it answered.
 Whoever asks for the namespace meanwhile waits. Others are not waited for and do not wait: this has
-a thread of its own. Refuses to know frames.
+a thread of its own. An open namespace is erased where it is open, whatever the configuration has
+come to say. Refuses to know frames.
 
 Memory needs no overwriting: the new staging is fresh from the kernel, which clears it, and the old
 goes with the last client that has it mapped, which was this namespace's.
@@ -14,11 +15,14 @@ from __future__ import annotations
 import logging
 import os
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prefetchd import erasing, store_making
+from prefetchd import key_file as key_files
+from prefetchd.format import Superblock
 from prefetchd.sidecar.namespace import Namespace, NamespaceSettings, open_namespace
 from prefetchd.sidecar.namespaces import DeniedError
 from prefetchd.sidecar.protocol import Erase, Hello, Shape
@@ -61,6 +65,7 @@ class Eraser:
         namespace = namespaces.open.get(name)
         self._entrance.opening[name] = []
         if namespace is not None:
+            settings = settings_in_use(namespace, settings)
             self._server.part(namespace, f"namespace {name!r} is erased")
         uid = connection.peer.uid
         log.warning("namespace %s: uid %s has it erased", name, uid)
@@ -102,6 +107,21 @@ class Eraser:
         self._thread.shutdown()
 
 
+def settings_in_use(namespace: Namespace, settings: NamespaceSettings) -> NamespaceSettings:
+    """`settings`, as they may have been read again, of the store and the options that it has open:
+    what needs a restart has not changed yet."""
+    opened = namespace.settings
+    options = replace(namespace.runtime.options, arena=None)
+    return replace(
+        settings,
+        path=opened.path,
+        layout=opened.layout,
+        blocks=opened.blocks,
+        salt=opened.salt,
+        options=options,
+    )
+
+
 def erased(
     name: str,
     settings: NamespaceSettings,
@@ -132,14 +152,38 @@ def _anew(settings: NamespaceSettings, *, overwrite: bool) -> int:
     parts = erasing.parts_of(path, raw=False)
     files = [data_path(place, raw=False) for place in parts.places]
     size = sum(file.stat().st_size for file in files)
+    key_file = _key_file_of(path, shape, settings)
+    if key_file is not None and not _is_gone(key_file):
+        key_files.destroy(key_file)  # first: from here on nothing of it can be read
     if overwrite:
         for file in files:
             _write_zeros(file)
     erasing.erase(parts.places, raw=False)
     told = Shape("", shape.layers, shape.page_bytes, shape.fingerprint)
     further = [Path(place) for place in shape.paths[1:]]
-    store_making.create(path, layout_told(told), shape.blocks, fill=settings.fill, paths=further)
+    store_making.create(
+        path, layout_told(told), shape.blocks, fill=settings.fill, paths=further, key_file=key_file
+    )
     return size
+
+
+def _key_file_of(path: Path, shape: Superblock, settings: NamespaceSettings) -> Path | None:
+    """Of an encrypted store, whether or not it is still there. Raises StoreError for a key that is
+    another's, or not named."""
+    named = settings.options.key_file
+    key_file = None if named is None else Path(named)
+    if shape.key_check and key_file is None:
+        raise StoreError(
+            f"store {path} is encrypted and no `key_file` is configured, so its key cannot be "
+            "destroyed; nothing was erased"
+        )
+    if key_file is not None and not (shape.key_check and _is_gone(key_file)):
+        key_files.belongs(key_file, shape, str(path))
+    return key_file
+
+
+def _is_gone(key_file: Path) -> bool:
+    return not os.path.lexists(key_file)
 
 
 def _write_zeros(file: Path) -> None:

@@ -43,6 +43,8 @@ class Namespaces:
         self.memory = memory or Memory()
         self.settings = dict(settings)
         self._configured = set(settings)
+        self._withdrawn: set[str] = set()
+        """Taken out of the configuration since the start: nobody's, and not to be made."""
         self.open: dict[str, Namespace] = {}
         self.on_open: list[Callable[[Namespace], None]] = []
         """Told of each before anybody uses it."""
@@ -53,8 +55,10 @@ class Namespaces:
         self._bytes_max = bytes_max
         self._staging_max = staging_max
 
-    def admit(self, namespace: Namespace) -> None:
-        """From here on it is open."""
+    def admit(self, namespace: Namespace, settings: NamespaceSettings | None = None) -> None:
+        """From here on it is open. `settings`: its own, if it is one that a client had made."""
+        if settings is not None and namespace.name not in self._withdrawn:
+            self.settings.setdefault(namespace.name, settings)
         for told in self.on_open:
             told(namespace)
         self.open[namespace.name] = namespace
@@ -69,6 +73,7 @@ class Namespaces:
         yet. Those that clients have had made stay."""
         made = {name: one for name, one in self.settings.items() if name not in self._configured}
         self.settings = {**made, **settings}
+        self._withdrawn = (self._withdrawn | self._configured) - set(settings)
         self._configured = set(settings)
         for name in self._configured & set(self.open):
             self.open[name].weigh(settings[name].weight)
@@ -103,7 +108,8 @@ class Namespaces:
         )
 
     def _may_make(self, hello: Hello, peer: Peer) -> bool:
-        return self._made_in is not None and peer.uid == self._own_uid and not hello.token
+        own = self._made_in is not None and peer.uid == self._own_uid and not hello.token
+        return own and hello.namespace not in self._withdrawn
 
     def _new(self, hello: Hello) -> NamespaceSettings:
         assert self._made_in is not None

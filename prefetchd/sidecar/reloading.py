@@ -1,8 +1,8 @@
 """SIGHUP: the configuration is read again, and what has changed in it is applied while serving.
 
 Decides what counts at once and what has to wait for a restart, and says both in the log. A file
-with a mistake changes nothing; a namespace whose change is refused stays as it was. What of a
-runtime can be changed is the runtime's to say.
+with a mistake changes nothing; of a namespace whose change is refused only who may use it and its
+weight are new. What of a runtime can be changed is the runtime's to say.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from functools import partial
 from pathlib import Path
 
 from prefetchd.assembly import Options
-from prefetchd.config import ConfigError, limits_of, read_config, settings_of
+from prefetchd.config import limits_of, read_config, settings_of
 from prefetchd.config_tables import Config
 from prefetchd.engine import EngineError
 from prefetchd.guarded import PredictorError
+from prefetchd.layout import LayoutError
 from prefetchd.registry import RegistryError
 from prefetchd.sidecar import path_changes
 from prefetchd.sidecar.namespace import Namespace, NamespaceSettings
@@ -42,21 +43,31 @@ class Reloader:
 
     def reload(self) -> None:
         """Called in the loop's thread. What may take a while goes on beside the loop."""
-        server = self._server
-        server.supervisor.reloading()
+        self._server.supervisor.reloading()
         try:
             config = read_config(self._path)
             spaces = {name: settings_of(space) for name, space in config.namespaces.items()}
-        except (ConfigError, OSError) as error:
+            self._go_by(config, spaces)
+        except (ValueError, LayoutError, OSError) as error:
             log.error("not reloaded: %s", error)
             self._done()
-            return
+        except BaseException:  # a fault of ours, which the loop tells
+            self._done()
+            raise
+
+    def _go_by(self, config: Config, spaces: dict[str, NamespaceSettings]) -> None:
+        server = self._server
         server.limits = limits_of(config)
         before = dict(server.namespaces.settings)
         server.namespaces.configure(spaces)
         self._tell(config, before, spaces)
         todo = [(server.namespaces.open[n], s) for n, s in spaces.items() if self._is_open(n)]
         server.aside(partial(self._apply, todo))
+        closed = [name for name in spaces if not self._is_open(name)]
+        for name in closed:
+            server.entrance.open(name, spaces[name])
+        if closed:
+            server.aside(partial(server.later, self._done))
 
     def _is_open(self, name: str) -> bool:
         return name in self._server.namespaces.open
@@ -79,7 +90,7 @@ class Reloader:
             log.warning("[made]: needs a restart")
         for name, now in spaces.items():
             if name not in before and not self._is_open(name):
-                log.info("namespace %s: new, opened when it is asked for", name)
+                log.info("namespace %s: new, it is opened now", name)
             elif name in before and _differing(before[name], now, _ACCESS):
                 log.info("namespace %s: who may use it has changed, for new clients", name)
         for name in before:
@@ -89,9 +100,12 @@ class Reloader:
     def _apply(self, todo: list[tuple[Namespace, NamespaceSettings]]) -> None:
         try:
             for namespace, settings in todo:
-                self._change(namespace, settings)
+                try:
+                    self._change(namespace, settings)
+                except Exception:  # a predictor's, say; the others are changed all the same
+                    log.exception("namespace %s: not changed", namespace.name)
         finally:
-            self._done()
+            self._server.later(self._done)
 
     def _change(self, namespace: Namespace, settings: NamespaceSettings) -> None:
         name = namespace.name

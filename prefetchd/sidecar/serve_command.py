@@ -24,6 +24,7 @@ from prefetchd import store_opening
 from prefetchd.assembly import Options
 from prefetchd.config import limits_of, memory_of, read_config, settings_of, socket_mode
 from prefetchd.config_tables import EXAMPLE, Config, Made
+from prefetchd.sidecar.hangups import Hangups
 from prefetchd.sidecar.http import Http
 from prefetchd.sidecar.logs import log_as_json
 from prefetchd.sidecar.memory import Memory
@@ -84,6 +85,7 @@ def serve(
     Without a configuration, programs of your own user have namespaces made by naming them, in
     --store or else in $XDG_STATE_HOME/prefetchd (~/.local/state/prefetchd).
     """
+    log.setLevel(logging.INFO)  # before anything is opened, which may be worth a warning
     settings = read_config(config) if config else Config(made=Made(gpu=gpu))
     if config and (store or gpu != "host"):
         raise ValueError("give --config, or --store and --gpu: a configuration says both itself")
@@ -96,6 +98,8 @@ def serve(
     if event_log is not None:
         record_events(namespaces, event_log, parse_bytes(event_log_bytes))
     with ExitStack() as undone:
+        hangups = Hangups()
+        undone.callback(hangups.listen(unless_ignored=config is None))
         place = Place(path, socket_mode(settings))
         undone.callback(place.close)
         web = Http(address, watch) if address else None  # it tells of the opening, too
@@ -105,13 +109,9 @@ def serve(
         server = watch.server = Server(place, namespaces, limits_of(settings))
         server.supervisor = Supervisor(os.environ)
         undone.pop_all()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: server.stop())
-    if config is not None:
-        reload = Reloader(config, settings, server).reload
-        signal.signal(signal.SIGHUP, lambda *_: server.interrupt(reload))
-    _tell(server, web, log_format)
+    _heed_signals(server, hangups, config, settings)
     try:
+        _tell(server, web, log_format)
         server.run()
     finally:
         server.supervisor.stopping()
@@ -120,6 +120,15 @@ def serve(
         failures = server.close()
     if failures:
         raise StoreError("; ".join(failures))
+
+
+def _heed_signals(server: Server, hangups: Hangups, path: Path | None, config: Config) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: server.stop())
+    if path is None:  # which a terminal's end tells, too
+        hangups.go_to(server.stop)
+    else:
+        hangups.go_to(partial(server.interrupt, Reloader(path, config, server).reload))
 
 
 def _namespaces(settings: Config, store: Path | None, *, is_default: bool) -> Namespaces:
@@ -175,7 +184,6 @@ def _tell(server: Server, web: Http | None, log_format: LogFormat) -> None:
     say: Callable[[str], None] = partial(console.print, markup=False)
     if log_format is LogFormat.JSON:
         say = partial(log.info, "%s")
-    logging.getLogger("prefetchd").setLevel(logging.INFO)
     for name, namespace in server.namespaces.open.items():
         runtime = namespace.runtime
         gpu = f"; pushes by {runtime.gpu.engine}" if runtime.gpu.identity else ""
@@ -184,9 +192,6 @@ def _tell(server: Server, web: Http | None, log_format: LogFormat) -> None:
             f"{runtime.page_bytes} bytes, staging {runtime.slots} pages, "
             f"{runtime.stats().device}{gpu}"
         )
-        if log_format is LogFormat.TEXT:  # they are in the log
-            for note in runtime.notes:
-                say(f"{name}: note: {note}")
     server.supervisor.ready(_status(server))
     if web:
         say(f"figures at {web.url}")

@@ -147,6 +147,19 @@ def destroy(path: Path) -> None:
         raise StoreError(f"key file {path} cannot be destroyed: {_reason(error)}") from error
 
 
+def destroy_of(path: Path, store_id: bytes) -> None:
+    """Destroy the key of a store that never came to be, if that is what lies there, or if its
+    making ended before anything was written. Raises StoreError."""
+    try:
+        _, named = _read(path, "")
+    except StoreError:
+        if not path.is_file() or path.stat().st_size:
+            return
+        named = store_id
+    if named == store_id:
+        destroy(path)
+
+
 def cipher_of(
     shape: Superblock, where: str, key_file: str | Path | None, namespace: bytes
 ) -> PageCipher | None:

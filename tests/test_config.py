@@ -62,6 +62,24 @@ def test_users_are_names_or_numbers() -> None:
         ("[namespaces.'no name/']\nstore = 'x'\n", 1, "is no name for a namespace"),
         (SPACE + SPACE.replace(".a]", ".b]"), 7, "is namespace 'a''s"),
         ("namespaces = 3\n", 1, "namespaces are tables"),
+        (SPACE + f"salt = '{'s' * 65}'\n", 6, "salt: it has 65 bytes; at most 64 are taken"),
+        (SPACE + "predictor = 'nope'\n", 6, "there is no predictor called 'nope'"),
+        (SPACE + "predictor = './nope.py'\n", 6, "there is no file nope.py"),
+        (SPACE + "evict = 'nope'\n", 6, "no eviction policy is 'nope'"),
+        (SPACE + "device = 'nope'\n", 6, "there is no storage device called 'nope'"),
+        (SPACE + "gpu = 'nope'\n", 6, "there is no GPU device called 'nope'"),
+        (SPACE + "users = [-1]\n", 6, "-1 is no number of a user or group"),
+        (SPACE + "depth = 1000000000\n", 6, "depth: Expected `int` <= 32768"),
+        (SPACE + "model = 'llama-3-8b'\n", 6, "either model, or layers and page_bytes"),
+        (SPACE + "dtype = 'fp8'\n", 1, "dtype is said of a model"),
+        (SPACE.replace("= 4\n", "= -10\n"), 5, "blocks: Expected `int` >= 0"),
+        (SPACE.replace("= 4\n", f"= {10**17 - 1}\n"), 5, "blocks: Expected `int` <="),
+        (SPACE.replace('"x"', '""'), 2, "store: it is empty"),
+        (SPACE + SPACE.replace(".a]", ".b]").replace('"x"', '"y/../x"'), 7, "is namespace 'a''s"),
+        ("[daemon]\nclients = 0\n", 2, "clients: Expected `int` >= 1"),
+        ("[daemon]\nmemory = '0'\n", 2, "memory: it must be at least 1 byte"),
+        (f"[daemon]\nsocket = '/{'s' * 200}'\n", 2, "a path of over 107 bytes"),
+        (f"[daemon]\nhttp = 'unix:/{'s' * 200}'\n", 2, "a path of over 107 bytes"),
     ],
 )
 def test_what_is_wrong_is_told_by_line(text: str, line: int, words: str) -> None:
@@ -86,6 +104,8 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert told["daemon"]["socket"].endswith("prefetchd.sock")
     path.write_text(SPACE + 'token = "secret"\n')
     assert "secret" not in run_here(capsys, "config", "show", "--config", str(path)).out
+    path.write_text(SPACE.replace("x", str(tmp_path / "none")).replace("blocks = 4", ""))
+    run_here(capsys, "config", "check", path).failed(2, "there is no store in", "say blocks")
     path.write_text("[daemon]\nclients = 'x'\n")
     refused = run_here(capsys, "serve", "--config", str(path))
     assert "line 2, [daemon] clients: Expected `int`" in refused.err.replace("\n", " ")

@@ -22,7 +22,14 @@ from rich.progress import Progress
 
 from prefetchd import store_opening
 from prefetchd.assembly import Options
-from prefetchd.config import limits_of, memory_of, read_config, settings_of, socket_mode
+from prefetchd.config import (
+    check_new_stores,
+    limits_of,
+    memory_of,
+    read_config,
+    settings_of,
+    socket_mode,
+)
 from prefetchd.config_tables import EXAMPLE, Config, Made
 from prefetchd.sidecar.http import Http
 from prefetchd.sidecar.logs import log_as_json
@@ -214,6 +221,7 @@ def init(
 def check(file: Annotated[Path, typer.Argument(help="The file to check.")]) -> None:
     """Read a configuration and say what is wrong with it, by line. Nothing is opened."""
     found = read_config(file)
+    check_new_stores(found)
     count = len(found.namespaces)
     typer.echo(f"{file}: {count} namespace{'s' if count != 1 else ''}, nothing is wrong")
 

@@ -6,8 +6,10 @@ Decides what the values of its tables mean. Refuses to know how a daemon runs.
 from __future__ import annotations
 
 import grp
+import logging
 import pwd
 import re
+import stat
 import tomllib
 from collections.abc import Callable
 from hashlib import blake2b
@@ -34,6 +36,8 @@ from prefetchd.units import parse_bytes
 Table = TypeVar("Table", bound=msgspec.Struct)
 
 
+log = logging.getLogger("prefetchd")
+
 _NOBODY = (1 << 32) - 1  # what the kernel says where there is none
 
 
@@ -43,7 +47,22 @@ class ConfigError(ValueError):
 
 def read_config(path: Path) -> Config:
     """Raises ConfigError, OSError."""
-    return parse_config(path.read_text(), str(path))
+    config = parse_config(path.read_text(), str(path))
+    if words := exposed(path, config):
+        log.warning("%s", words)
+    return config
+
+
+def exposed(path: Path, config: Config) -> str:
+    """Which secrets others on this machine can read in this file, in words; empty if none."""
+    mode = path.stat().st_mode
+    named = [name for name, space in config.namespaces.items() if space.token or space.salt]
+    if not named or not mode & stat.S_IROTH:
+        return ""
+    return (
+        f"{path} can be read by everybody on this machine, and holds a token or salt of "
+        f"{', '.join(named)}; chmod 640 it, its group the daemon's"
+    )
 
 
 def parse_config(text: str, where: str) -> Config:

@@ -9,7 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from prefetchd.config import ConfigError, limits_of, parse_config, settings_of, socket_mode
+from prefetchd.config import (
+    ConfigError,
+    limits_of,
+    parse_config,
+    read_config,
+    settings_of,
+    socket_mode,
+)
 from prefetchd.config_tables import EXAMPLE
 from tests.replays import run_here
 
@@ -90,10 +97,31 @@ def test_what_is_wrong_is_told_by_line(text: str, line: int, words: str) -> None
     assert f"line {line}" in said
 
 
+def test_secrets_that_everybody_can_read_are_warned_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "p.toml"
+    for secret, mode, warned in (
+        ('token = "t"', 0o644, True),
+        ('salt = "s"', 0o604, True),
+        ('token = "t"', 0o640, False),
+        ("", 0o644, False),
+    ):
+        path.write_text(SPACE + secret)
+        path.chmod(mode)
+        caplog.clear()
+        read_config(path)
+        assert ("can be read by everybody" in caplog.text) == warned
+        said = run_here(capsys, "config", "check", path)
+        assert said.code == 0
+        assert ("can be read by everybody" in said.err) == warned
+
+
 def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "prefetchd.toml"
     run_here(capsys, "config", "init", str(path))
     assert path.read_text() == EXAMPLE
+    assert path.stat().st_mode & 0o777 == 0o600
     again = run_here(capsys, "config", "init", str(path))
     assert (again.code, again.err[:7]) == (2, "error: ")
     assert "1 namespace, nothing is wrong" in run_here(capsys, "config", "check", str(path)).out

@@ -24,6 +24,7 @@ from prefetchd import store_opening
 from prefetchd.assembly import Options
 from prefetchd.config import (
     check_new_stores,
+    exposed,
     limits_of,
     memory_of,
     read_config,
@@ -208,9 +209,12 @@ def _status(server: Server) -> str:
 def init(
     file: Annotated[Path, typer.Argument(help="The file to begin.")] = Path("prefetchd.toml"),
 ) -> None:
-    """Write an example with every table. A file that is there is left alone."""
+    """Write an example with every table. A file that is there is left alone.
+
+    Only its owner can read it, since it is to hold secrets: give it to the daemon's user or group.
+    """
     try:
-        with file.open("x") as out:
+        with open(file, "x", opener=lambda path, flags: os.open(path, flags, 0o600)) as out:
             out.write(EXAMPLE)
     except FileExistsError:
         raise ValueError(f"{file} is there already; nothing was written") from None
@@ -222,6 +226,8 @@ def check(file: Annotated[Path, typer.Argument(help="The file to check.")]) -> N
     """Read a configuration and say what is wrong with it, by line. Nothing is opened."""
     found = read_config(file)
     check_new_stores(found)
+    if words := exposed(file, found):
+        typer.echo(f"warning: {words}", err=True)
     count = len(found.namespaces)
     typer.echo(f"{file}: {count} namespace{'s' if count != 1 else ''}, nothing is wrong")
 

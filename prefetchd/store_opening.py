@@ -22,6 +22,7 @@ from prefetchd.raw import size_bytes
 from prefetchd.store import Store
 from prefetchd.store_place import (
     LOCK_NAME,
+    MisfitError,
     StoreError,
     close_all,
     data_path,
@@ -264,7 +265,7 @@ def _read_superblock(fd: int, directory: Path) -> Superblock:
 
 def _check_layout(directory: Path, shape: Superblock, layout: Layout | None) -> None:
     if layout is not None and shape.fingerprint != layout.fingerprint():
-        raise StoreError(
+        raise MisfitError(
             f"store {directory} was made for another layout: {shape.layers} pages of "
             f"{shape.page_bytes} bytes a block (fingerprint {shape.fingerprint.hex()[:8]}), asked "
             f"for {layout.name} with {layout.layers} pages of {layout.page_bytes} bytes "

@@ -26,6 +26,10 @@ class StoreError(Exception):
     """A store cannot be had as asked: what, where, why and what to do, in one message."""
 
 
+class MisfitError(StoreError):
+    """The store is well, but it is not what was asked for: another try changes nothing."""
+
+
 class InUseError(StoreError):
     """Another process has it open."""
 

@@ -18,7 +18,7 @@ from typing import Annotated
 import msgspec
 import typer
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import Progress, TaskID
 
 from prefetchd import store_opening
 from prefetchd.assembly import Options
@@ -44,6 +44,7 @@ from prefetchd.sidecar.server import Server
 from prefetchd.sidecar.supervisor import Supervisor
 from prefetchd.sidecar.watching import Watch
 from prefetchd.store import StoreError
+from prefetchd.store_place import MisfitError
 from prefetchd.units import parse_bytes
 
 log = logging.getLogger("prefetchd")
@@ -163,18 +164,19 @@ def _open_all(namespaces: Namespaces) -> None:
         with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
             for name, settings in namespaces.settings.items():
                 task = bars.add_task(f"{name}: reading headers", total=None)
-                opened = open_namespace(
-                    name,
-                    settings,
-                    lambda done, whole, task=task: bars.update(  # type: ignore[misc]
-                        task, completed=done, total=whole
-                    ),
-                    namespaces.memory,
-                )
+                told = partial(_update, bars, task)
+                try:
+                    opened = open_namespace(name, settings, told, namespaces.memory)
+                except MisfitError as error:  # the configuration's fault, whenever it is tried
+                    raise ValueError(f"namespace {name}: {error}") from error
                 namespaces.admit(opened)
     except BaseException:
         namespaces.close()
         raise
+
+
+def _update(bars: Progress, task: TaskID, done: int, whole: int) -> None:
+    bars.update(task, completed=done, total=whole)
 
 
 def _tell(server: Server, web: Http | None, log_format: LogFormat) -> None:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from prefetchd.format import Superblock
-from prefetchd.key_file import belongs
-from prefetchd.store_opening import Opening, exists, is_unfinished, peek, superblock_of
+from prefetchd.key_file import belongs, is_begun
+from prefetchd.store_opening import Opening, begun_store, exists, is_unfinished, peek, superblock_of
 from prefetchd.store_place import (
     LOCK_NAME,
     InUseError,
@@ -42,7 +42,12 @@ def parts_with_key(place: Path, key_file: Path, *, raw: bool, lone: bool = False
         parts = parts_of(place, raw=raw, lone=lone)
     except InUseError as why:
         parts = Parts([], in_use={place: str(why)})
-    belongs(key_file, peek(place, raw=raw), str(place))
+    if not is_unfinished(place):
+        belongs(key_file, peek(place, raw=raw), str(place))
+    elif not is_begun(key_file, begun_store(place)):
+        raise StoreError(
+            f"{key_file} is not the key of the store that was begun in {place}; leave it out"
+        )
     return parts
 
 

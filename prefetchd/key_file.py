@@ -147,17 +147,13 @@ def destroy(path: Path) -> None:
         raise StoreError(f"key file {path} cannot be destroyed: {_reason(error)}") from error
 
 
-def destroy_of(path: Path, store_id: bytes) -> None:
-    """Destroy the key of a store that never came to be, if that is what lies there, or if its
-    making ended before anything was written. Raises StoreError."""
+def is_begun(path: Path, store_id: bytes) -> bool:
+    """Whether the key of this store, which never came to be, lies there: or nothing yet, since its
+    making ended before it was written."""
     try:
-        _, named = _read(path, "")
+        return _read(path, "")[1] == store_id
     except StoreError:
-        if not path.is_file() or path.stat().st_size:
-            return
-        named = store_id
-    if named == store_id:
-        destroy(path)
+        return path.is_file() and path.stat().st_size == 0
 
 
 def cipher_of(

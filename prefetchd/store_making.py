@@ -62,8 +62,8 @@ def create(
     keyed = False
     try:
         begun = _claim(places, folders, raw=raw, force=force)
-        if key_file is not None and begun:
-            key_files.destroy_of(key_file, begun)
+        if key_file is not None and begun and key_files.is_begun(key_file, begun):
+            key_files.destroy(key_file)
         alignment = max(map(_alignment_of, places))
         if blocks is None:
             blocks = _blocks_for(plan, size or 0, alignment, folders)

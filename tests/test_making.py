@@ -57,7 +57,7 @@ def kills(tmp_path: Path, act: Callable[[Path], object]) -> Iterator[Path]:
     """A folder for each moment at which `act` there can be killed, after it was."""
     for step in itertools.count(1):
         folder = tmp_path / str(step)
-        folder.mkdir()
+        folder.mkdir(parents=True)
         if not killed_at(step, partial(act, folder)):
             assert step > 5
             return
@@ -97,6 +97,21 @@ def test_what_was_begun_is_told_and_can_be_erased(tmp_path: Path, capsys: Captur
             os.close(lock)
         assert run_here(capsys, "store", "erase", kv, "--yes").code == 0
         assert not kv.exists()
+
+
+def test_the_key_of_what_was_begun_goes_with_it_and_no_other(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    make(tmp_path, parts=1, keyed=True)
+    for folder in kills(tmp_path / "k", lambda folder: make(folder, parts=1, keyed=True)):
+        if not (folder / "key").exists() or (folder / "a" / "extents.dat").exists():
+            continue
+        erase: list[str | Path] = ["store", "erase", folder / "a", "--yes", "--key-file"]
+        run_here(capsys, *erase, tmp_path / "key").failed(3, "is not the key of the store")
+        assert run_here(capsys, *erase, folder / "key").code == 0
+        assert [*folder.iterdir()] == []
+    open_store(tmp_path / "a").release()
+    assert (tmp_path / "key").exists()
 
 
 def test_a_store_that_another_process_made_meanwhile_stays(

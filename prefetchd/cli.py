@@ -48,6 +48,10 @@ def _options(
 
 
 def _complain(words: object) -> None:
+    formatters = [handler.formatter for handler in logging.getLogger().handlers]
+    if any(getattr(formatter, "for_machines", False) for formatter in formatters):
+        logging.getLogger("prefetchd").critical("%s", words)  # every line there is JSON
+        return
     Console(stderr=True, soft_wrap=True, highlight=False).print("error:", str(words), markup=False)
 
 

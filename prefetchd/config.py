@@ -6,10 +6,13 @@ Decides what the values of its tables mean. Refuses to know how a daemon runs.
 from __future__ import annotations
 
 import grp
+import logging
 import pwd
 import re
+import stat
 import tomllib
 from collections.abc import Callable
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,13 +22,23 @@ from prefetchd.assembly import Options
 from prefetchd.config_tables import Config, Daemon, Made, Space
 from prefetchd.layout import Layout, LayoutError, uniform
 from prefetchd.layout_command import layout_of
+from prefetchd.policies import check_eviction
+from prefetchd.registry import RegistryError, check_name
 from prefetchd.sidecar.greeting import ServerLimits
 from prefetchd.sidecar.http import check_address
-from prefetchd.sidecar.namespace import NamespaceSettings, check_name
+from prefetchd.sidecar.namespace import NamespaceSettings
+from prefetchd.sidecar.namespace import check_name as check_namespace
+from prefetchd.sidecar.place import PlaceError, check_length
 from prefetchd.sidecar.shares import check_weight
+from prefetchd.store_opening import exists
 from prefetchd.units import parse_bytes
 
 Table = TypeVar("Table", bound=msgspec.Struct)
+
+
+log = logging.getLogger("prefetchd")
+
+_NOBODY = (1 << 32) - 1  # what the kernel says where there is none
 
 
 class ConfigError(ValueError):
@@ -38,7 +51,22 @@ def read_config(path: Path) -> Config:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: is not UTF-8 at byte {error.start}") from None
-    return parse_config(text, str(path))
+    config = parse_config(text, str(path))
+    if words := exposed(path, config):
+        log.warning("%s", words)
+    return config
+
+
+def exposed(path: Path, config: Config) -> str:
+    """Which secrets others on this machine can read in this file, in words; empty if none."""
+    mode = path.stat().st_mode
+    named = [name for name, space in config.namespaces.items() if space.token or space.salt]
+    if not named or not mode & stat.S_IROTH:
+        return ""
+    return (
+        f"{path} can be read by everybody on this machine, and holds a token or salt of "
+        f"{', '.join(named)}; chmod 640 it, its group the daemon's"
+    )
 
 
 def parse_config(text: str, where: str) -> Config:
@@ -101,7 +129,7 @@ def _check(config: Config, text: str, where: str) -> None:
     def sound(table: str, key: str, make: Callable[[], Any]) -> None:
         try:
             make()
-        except (ValueError, LayoutError) as error:
+        except (ValueError, LayoutError, RegistryError, PlaceError) as error:
             if option := re.match(r"option (\w+?)(_bytes)? is", str(error)):
                 key = option[1]
             line = _line_of(text, table, key)
@@ -109,28 +137,46 @@ def _check(config: Config, text: str, where: str) -> None:
 
     sound("daemon", "socket_mode", lambda: socket_mode(config))
     sound("daemon", "write_bytes", lambda: parse_bytes(config.daemon.write_bytes))
-    sound("daemon", "memory", lambda: _size(config.daemon.memory))
-    sound("daemon", "http", lambda: config.daemon.http and check_address(config.daemon.http))
+    sound("daemon", "memory", lambda: _some(config.daemon.memory))
+    sound("daemon", "socket", lambda: check_length(Path(config.daemon.socket)))
+    sound("daemon", "http", lambda: _check_http(config.daemon.http))
+    sound("made", "gpu", lambda: check_name("GPU device", config.made.gpu))
     sound("made", "bytes", lambda: parse_bytes(config.made.bytes))
     sound("made", "staging", lambda: parse_bytes(config.made.staging))
     stores: dict[str, str] = {}
     for name, space in config.namespaces.items():
         table = f"namespaces.{name}"
-        sound(table, "", lambda name=name: check_name(name))  # type: ignore[misc]
+        sound(table, "", lambda name=name: check_namespace(name))  # type: ignore[misc]
         for key in ("staging", "quota", "cap", "floor"):
             sound(table, key, lambda key=key, space=space: _size(getattr(space, key)))  # type: ignore[misc]
         sound(table, "users", lambda space=space: _users(space.users))  # type: ignore[misc]
         sound(table, "groups", lambda space=space: _groups(space))  # type: ignore[misc]
         sound(table, "erase_users", lambda space=space: _users(space.erase_users))  # type: ignore[misc]
         sound(table, "weight", lambda space=space: check_weight(space.weight))  # type: ignore[misc]
+        sound(table, "salt", lambda space=space: _salt(space))  # type: ignore[misc]
+        sound(table, "predictor", lambda space=space: check_name("predictor", space.predictor))  # type: ignore[misc]
+        sound(table, "evict", lambda space=space: check_eviction(space.evict))  # type: ignore[misc]
+        sound(table, "device", lambda space=space: check_name("storage device", space.device))  # type: ignore[misc]
+        sound(table, "gpu", lambda space=space: check_name("GPU device", space.gpu))  # type: ignore[misc]
         sound(table, "model", lambda space=space: _layout(space))  # type: ignore[misc]
         sound(table, "store", lambda space=space: settings_of(space))  # type: ignore[misc]
-        other = stores.setdefault(str(Path(space.store).absolute()), name)
+        other = stores.setdefault(str(Path(space.store).resolve()), name)
         if other != name:
             line = _line_of(text, table, "store")
             raise ConfigError(
                 f"{where}, line {line}, [{table}] store: {space.store} is namespace {other!r}'s; "
                 "each has a folder of its own"
+            )
+
+
+def check_new_stores(config: Config) -> None:
+    """Raises ConfigError, StoreError: a store that is not there yet cannot be made as it is said.
+    A daemon that serves need not ask: what it has open is there."""
+    for name, space in config.namespaces.items():
+        if not exists(Path(space.store)) and (not space.blocks or _layout(space) is None):
+            raise ConfigError(
+                f"[namespaces.{name}]: there is no store in {space.store}; to have one made, say "
+                "blocks, and model or layers and page_bytes"
             )
 
 
@@ -155,6 +201,8 @@ def memory_of(config: Config) -> int | None:
 
 def settings_of(space: Space) -> NamespaceSettings:
     """Raises ValueError, LayoutError."""
+    if not space.store:
+        raise ValueError("it is empty; name a folder")
     options = Options(
         staging_bytes=_size(space.staging),
         device=space.device,
@@ -181,7 +229,7 @@ def settings_of(space: Space) -> NamespaceSettings:
         _groups(space),
         space.token,
         check_weight(space.weight),
-        space.salt.encode(),
+        _salt(space),
         _users(space.erase_users),
         tuple(space.detach),
         tuple(space.replace.items()),
@@ -189,8 +237,12 @@ def settings_of(space: Space) -> NamespaceSettings:
 
 
 def _layout(space: Space) -> Layout | None:
+    if space.model and (space.layers or space.page_bytes):
+        raise ValueError("say either model, or layers and page_bytes")
     if space.model:
         return layout_of(space.model, space.dtype or None)
+    if space.dtype:
+        raise ValueError("dtype is said of a model, and none is named")
     if space.layers or space.page_bytes:
         return uniform(space.layers, parse_bytes(space.page_bytes))
     return None
@@ -198,6 +250,24 @@ def _layout(space: Space) -> Layout | None:
 
 def _size(text: str) -> int | None:
     return parse_bytes(text) if text else None
+
+
+def _some(text: str) -> int | None:
+    if (size := _size(text)) == 0:
+        raise ValueError("it must be at least 1 byte")
+    return size
+
+
+def _salt(space: Space) -> bytes:
+    salt = space.salt.encode()
+    if len(salt) > blake2b.MAX_KEY_SIZE:
+        raise ValueError(f"it has {len(salt)} bytes; at most {blake2b.MAX_KEY_SIZE} are taken")
+    return salt
+
+
+def _check_http(address: str) -> None:
+    if address and isinstance(where := check_address(address), Path):
+        check_length(where)
 
 
 def _users(users: list[str | int]) -> frozenset[int]:
@@ -210,6 +280,8 @@ def _groups(space: Space) -> frozenset[int]:
 
 def _number(name: str | int, look_up: Callable[[str], int]) -> int:
     if isinstance(name, int):
+        if not 0 <= name < _NOBODY:
+            raise ValueError(f"{name} is no number of a user or group")
         return name
     try:
         return look_up(name)

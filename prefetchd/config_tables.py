@@ -5,7 +5,12 @@ Decides the names and what is meant where nothing is said. Refuses to know what 
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
+
+_Some = Annotated[int, Meta(ge=1, le=1 << 20)]
 
 EXAMPLE = """\
 # prefetchd serve --config prefetchd.toml
@@ -54,8 +59,8 @@ groups = []
 class Daemon(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     socket: str = ""
     socket_mode: str = "0600"
-    clients: int = 256
-    clients_per_uid: int = 128
+    clients: _Some = 256
+    clients_per_uid: _Some = 128
     write_bytes: str = "64MiB"
     memory: str = ""
     http: str = ""
@@ -66,7 +71,7 @@ class Made(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     enabled: bool = False
     folder: str = ""
-    namespaces: int = 64
+    namespaces: _Some = 64
     bytes: str = "64GiB"
     staging: str = "1GiB"
     gpu: str = "host"
@@ -80,7 +85,7 @@ class Space(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dtype: str = ""
     layers: int = 0
     page_bytes: str = ""
-    blocks: int = 0
+    blocks: Annotated[int, Meta(ge=0, le=1 << 40)] = 0
     fill: bool = True
     staging: str = ""
     users: list[str | int] = []
@@ -90,7 +95,7 @@ class Space(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     evict: str = "cycle"
     device: str = "uring"
     gpu: str = "host"
-    depth: int = 128
+    depth: Annotated[int, Meta(le=1 << 15)] = 128  # io_uring takes no more
     quota: str = ""
     cap: str = ""
     floor: str = "0"

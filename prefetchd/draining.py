@@ -21,6 +21,7 @@ from prefetchd.engine import Engine, EngineError
 from prefetchd.pipeline import Job, Waiter
 from prefetchd.puts import Puts
 from prefetchd.store import StoreError
+from prefetchd.store_place import MisfitError
 from prefetchd.tickets import PutTicket, Ticket
 
 log = logging.getLogger("prefetchd")
@@ -71,10 +72,10 @@ class Drains:
             path = Path(folder).absolute()
             if path not in places:
                 there = ", ".join(map(str, store.directories)) or "none"
-                raise StoreError(f"store {store.where} has no path {folder}; it has {there}")
+                raise MisfitError(f"store {store.where} has no path {folder}; it has {there}")
             numbers.append(places.index(path))
         if 0 in numbers:
-            raise StoreError(
+            raise MisfitError(
                 f"store {store.where}: its first path cannot be drained: it holds the journal, and "
                 "names the others"
             )

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from prefetchd.format import Superblock
-from prefetchd.key_file import belongs
-from prefetchd.store_opening import Opening, exists, peek, superblock_of
+from prefetchd.key_file import belongs, is_begun
+from prefetchd.store_opening import Opening, begun_store, exists, is_unfinished, peek, superblock_of
 from prefetchd.store_place import (
     LOCK_NAME,
     InUseError,
@@ -20,6 +20,7 @@ from prefetchd.store_place import (
     close_all,
     data_path,
     is_raw,
+    making_path,
     take_lock,
     told,
 )
@@ -41,13 +42,22 @@ def parts_with_key(place: Path, key_file: Path, *, raw: bool, lone: bool = False
         parts = parts_of(place, raw=raw, lone=lone)
     except InUseError as why:
         parts = Parts([], in_use={place: str(why)})
-    belongs(key_file, peek(place, raw=raw), str(place))
+    if not is_unfinished(place):
+        belongs(key_file, peek(place, raw=raw), str(place))
+    elif not is_begun(key_file, begun_store(place)):
+        raise StoreError(
+            f"{key_file} is not the key of the store that was begun in {place}; leave it out"
+        )
     return parts
 
 
 def parts_of(place: Path, *, raw: bool, lone: bool = False) -> Parts:
     """All parts of a store. Raises StoreError if it is none, or (unless `lone`) if one of its parts
     is away or in use; with `lone` those that can be had, or a part without its first."""
+    if is_unfinished(place):
+        with told(place):
+            close_all([take_lock(place)])
+        return Parts([place])
     if not exists(place, raw=raw):
         raise StoreError(f"there is no store in {place}; nothing was erased")
     first = superblock_of(place, Opening(read_only=True, raw=raw))
@@ -99,7 +109,8 @@ def erase(parts: list[Path], *, raw: bool) -> list[Path]:
                 if is_raw(place):
                     _wipe(path)
                 else:
-                    path.unlink()
+                    path.unlink(missing_ok=True)
+                    making_path(place).unlink(missing_ok=True)
                     (place / LOCK_NAME).unlink()
                     with contextlib.suppress(OSError):  # something else lies there
                         place.rmdir()

@@ -41,10 +41,10 @@ def judged(error: Exception) -> tuple[int | None, object]:
     cause = error.__cause__ if isinstance(error, EngineError) and error.__cause__ else error
     if fault := plugin_fault(cause):
         return 2, fault
-    if isinstance(error, _CANNOT):
-        return 3, error
-    if isinstance(error, _BAD_INPUT):
-        return 2, error
+    if isinstance(error, (*_CANNOT, *_BAD_INPUT)):
+        return 3 if isinstance(error, _CANNOT) else 2, error
+    if isinstance(error, MemoryError | OverflowError):
+        return 3, f"a number that was given is too large for this machine: {error}"
     if isinstance(error, OSError) and error.errno:
         where = f"{error.filename}: " if error.filename else ""
         return 3, f"{where}{errno_name(error.errno)}"

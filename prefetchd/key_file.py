@@ -18,7 +18,7 @@ import msgspec
 
 from prefetchd.format import Superblock
 from prefetchd.hostinfo import errno_name
-from prefetchd.store_place import StoreError
+from prefetchd.store_place import MisfitError, StoreError
 
 if TYPE_CHECKING:
     from prefetchd.cipher import PageCipher
@@ -84,11 +84,11 @@ def read(path: Path, shape: Superblock, where: str) -> bytes:
     from prefetchd.cipher import key_check
 
     if store_id != shape.store_id:
-        raise StoreError(
+        raise MisfitError(
             f"key file {path} is of another store than {where}; name the file that was made with it"
         )
     if key_check(secret, shape.store_id) != shape.key_check:
-        raise StoreError(
+        raise MisfitError(
             f"key file {path} names store {where}, but its key is not the one this store was made "
             "with; put the right file back"
         )
@@ -147,6 +147,15 @@ def destroy(path: Path) -> None:
         raise StoreError(f"key file {path} cannot be destroyed: {_reason(error)}") from error
 
 
+def is_begun(path: Path, store_id: bytes) -> bool:
+    """Whether the key of this store, which never came to be, lies there: or nothing yet, since its
+    making ended before it was written."""
+    try:
+        return _read(path, "")[1] == store_id
+    except StoreError:
+        return path.is_file() and path.stat().st_size == 0
+
+
 def cipher_of(
     shape: Superblock, where: str, key_file: str | Path | None, namespace: bytes
 ) -> PageCipher | None:
@@ -154,13 +163,13 @@ def cipher_of(
     wrong, or given for nothing."""
     if not shape.key_check:
         if key_file is not None:
-            raise StoreError(
+            raise MisfitError(
                 f"store {where} is not encrypted, yet key file {key_file} was given; leave it out, "
                 "or make a store with it anew"
             )
         return None
     if key_file is None:
-        raise StoreError(f"store {where} is encrypted; give its key file (key_file, --key-file)")
+        raise MisfitError(f"store {where} is encrypted; give its key file (key_file, --key-file)")
     path = Path(key_file)
     watch = KeyWatch(path, shape)  # before it is read: what comes in its place is noticed
     secret = read(path, shape, where)

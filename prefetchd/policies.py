@@ -11,11 +11,16 @@ from prefetchd.model import Geometry
 from prefetchd.predictor import Predictor
 
 
-def eviction_of(name: str, geometry: Geometry, slots: int) -> Eviction:
+def check_eviction(name: str) -> None:
     """Raises RegistryError."""
     if name not in EVICTIONS:
         there = ", ".join(EVICTIONS)
         raise registry.RegistryError(f"no eviction policy is {name!r}; there are {there}")
+
+
+def eviction_of(name: str, geometry: Geometry, slots: int) -> Eviction:
+    """Raises RegistryError."""
+    check_eviction(name)
     return EVICTIONS[name](slots, geometry)
 
 

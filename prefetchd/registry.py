@@ -72,6 +72,18 @@ def names(kind: Kind) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
+def check_name(kind: Kind, name: str) -> None:
+    """Raises RegistryError if nothing is called so. Nothing is imported."""
+    if name.endswith(".py") or os.sep in name:
+        _check_file(kind, Path(name))
+        return
+    plain = name.strip().replace("-", "_")
+    is_word = plain.isidentifier() and not plain.startswith("_")
+    is_ours = is_word and (_folder(kind) / f"{plain}.py").is_file()
+    if not is_ours and not any(entry.name in (name, plain) for entry in _entries(kind)):
+        raise RegistryError(_unknown(kind, name))
+
+
 def _find(kind: Kind, name: str, base: type[_Plugin]) -> type[_Plugin]:
     if name.endswith(".py") or os.sep in name:
         return _only_class(kind, _module_of_file(kind, Path(name)), base, name)
@@ -136,8 +148,7 @@ def _module_of_package(kind: Kind, name: str, path: Path) -> ModuleType:
         raise RegistryError(_broken(kind, path, error)) from error
 
 
-def _module_of_file(kind: Kind, path: Path) -> ModuleType:
-    """Run a file as a module of its own, anew each time, since it may have been edited."""
+def _check_file(kind: Kind, path: Path) -> None:
     if path.is_dir():
         raise RegistryError(f"{path} is a folder; name the .py file of your {kind} in it")
     if not path.is_file():
@@ -145,6 +156,11 @@ def _module_of_file(kind: Kind, path: Path) -> ModuleType:
             f"there is no file {path} (looked in {Path.cwd()}); name the .py file of a {kind}, "
             f"or one of: {', '.join(names(kind))}"
         )
+
+
+def _module_of_file(kind: Kind, path: Path) -> ModuleType:
+    """Run a file as a module of its own, anew each time, since it may have been edited."""
+    _check_file(kind, path)
     place = zlib.crc32(os.fsencode(path.resolve()))
     spec = importlib.util.spec_from_file_location(f"{PLUGIN_PREFIX}{path.stem}_{place:08x}", path)
     if spec is None or spec.loader is None:

@@ -37,6 +37,7 @@ from prefetchd.transfers import operations, refused, transfer
 __all__ = ["Store", "StoreError", "in_memory", "plan_superblock"]
 
 _EXTENT_BYTES_MAX = 1 << 30  # one operation carries a whole extent
+_FILE_BYTES_MAX = (1 << 63) - 1
 
 
 @dataclass(slots=True)
@@ -212,6 +213,11 @@ def plan_superblock(
     if blocks < shape.stripes:
         least = "one block" if shape.stripes == 1 else f"one block a path ({shape.stripes})"
         raise StoreError(f"a store holds at least {least}, not {blocks}")
+    if shape.file_bytes > _FILE_BYTES_MAX:
+        raise StoreError(
+            f"a store of {blocks} blocks would have files of {shape.file_bytes} bytes, more than a "
+            "file can have; ask for fewer blocks"
+        )
     if shape.extent_bytes > _EXTENT_BYTES_MAX:
         raise StoreError(
             f"a block of layout {layout.name} takes {shape.extent_bytes} bytes, more than the "

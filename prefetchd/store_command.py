@@ -19,7 +19,7 @@ from prefetchd.erasing import parts_of, parts_with_key
 from prefetchd.layout import Layout, LayoutError, uniform
 from prefetchd.layout_command import layout_of
 from prefetchd.replacing import replace_path
-from prefetchd.store_opening import Opening, peek
+from prefetchd.store_opening import Opening, is_unfinished, peek
 from prefetchd.store_options import (
     DeviceName,
     ForceFlag,
@@ -256,7 +256,7 @@ def erase(
         parts = parts_of(folder, raw=raw, lone=lone)
     else:
         parts = parts_with_key(folder, key_file, raw=raw, lone=lone)
-    keyed = bool(peek(folder, raw=raw).key_check)
+    keyed = not is_unfinished(folder) and bool(peek(folder, raw=raw).key_check)
     words = ", ".join(map(str, [*parts.places, *([] if key_file is None else [key_file])]))
     if not yes and not sys.stdin.isatty():
         raise ValueError(f"{words} would be erased; say --yes")

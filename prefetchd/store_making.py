@@ -1,16 +1,15 @@
 """Making a store: one preallocated file in each of its folders, or a device of its own.
 
-Decides what a new file holds and what is left behind when it cannot be made: nothing. Refuses to
-know how a store is used.
+Decides what a new file holds and what is left behind when it cannot be made: nothing. A file gets
+its name once it is whole, the first part's last; what a process that was killed left under another
+name is cleared by the next that makes a store there. Refuses to know how a store is used.
 """
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -21,74 +20,16 @@ from prefetchd.format import FormatError, Superblock, encode_superblock, superbl
 from prefetchd.hostinfo import medium_of
 from prefetchd.journal import Journal
 from prefetchd.layout import Layout
-from prefetchd.raw import check_free, size_bytes
+from prefetchd.new_part import NewPart
+from prefetchd.raw import size_bytes
 from prefetchd.store import plan_superblock
-from prefetchd.store_opening import exists, is_foreign
-from prefetchd.store_place import (
-    LOCK_NAME,
-    StoreError,
-    close_all,
-    data_path,
-    is_raw,
-    open_data,
-    take_lock,
-    told,
-)
+from prefetchd.store_opening import begun_store
+from prefetchd.store_place import StoreError, close_all, data_path, sync_names, told
 
 _FILL_BYTES = 1 << 22
 
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all)."""
-
-
-@dataclass(slots=True)
-class _Place:
-    """Where a part goes: `fd` is -1 until there is a file. `made`, `folder_made`, `lock_made`: the
-    file, folder and lock are ours to remove."""
-
-    path: Path
-    data: Path
-    fd: int = -1
-    lock: int = -1
-    made: bool = False
-    folder_made: bool = False
-    lock_made: bool = False
-
-    def create(self) -> None:
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_DIRECT
-        self.fd = os.open(self.data, flags, 0o600)
-        self.made = True
-
-    def make_folder(self) -> None:
-        with contextlib.suppress(FileExistsError):
-            self.path.mkdir()
-            self.folder_made = True
-
-    def refuse_foreign(self) -> None:
-        locks: list[int] = []
-        try:
-            if is_foreign(self.path, self.data, locks):
-                raise StoreError(
-                    f"{self.data} is in the way and is not a prefetchd store; use another folder"
-                )
-        finally:
-            close_all(locks)
-
-    def take(self) -> None:
-        """Own the place, and know whether its lock was there before."""
-        there = is_raw(self.path) or (self.path / LOCK_NAME).exists()
-        self.lock = take_lock(self.path)
-        self.lock_made = not there
-
-    def undo(self) -> None:
-        """Remove what was made here, and nothing else; its lock is still held."""
-        if self.made:
-            self.data.unlink(missing_ok=True)
-        if self.lock_made:
-            (self.path / LOCK_NAME).unlink(missing_ok=True)
-        if self.folder_made:
-            with contextlib.suppress(OSError):  # somebody put something there meanwhile
-                self.path.rmdir()
 
 
 def create(
@@ -117,23 +58,27 @@ def create(
         raise StoreError(f"store {directory}: a folder is named twice; name each drive once")
     key_files.check_place(key_file, folders)
     plan = partial(plan_superblock, layout, encrypted=key_file is not None)
-    places: list[_Place] = []
+    places: list[NewPart] = []
     keyed = False
     try:
-        for folder in folders:
-            with told(folder):
-                places.append(_Place(folder, data_path(folder, raw=raw)))
-                _claim(places[-1], force=force)
+        begun = _claim(places, folders, raw=raw, force=force)
+        if key_file is not None and begun and key_files.is_begun(key_file, begun):
+            key_files.destroy(key_file)
         alignment = max(map(_alignment_of, places))
         if blocks is None:
             blocks = _blocks_for(plan, size or 0, alignment, folders)
         shape = plan(blocks, alignment, folders)
+        with told(directory):
+            _mark(places[0], shape)
         if key_file is not None:
             check = key_files.make(key_file, shape.store_id)
             keyed, shape = True, msgspec.structs.replace(shape, key_check=check)
-        for number, place in enumerate(places):
+        for number, place in reversed([*enumerate(places)]):
             with told(place.path):
                 _write_new(place, shape.of_stripe(number), fill=fill, progress=progress)
+        for place in reversed(places):  # without the first one there is no store
+            with told(place.path):
+                place.name()
     except BaseException:
         for place in reversed(places):  # one may lie in another's folder
             place.undo()
@@ -155,16 +100,17 @@ def create_part(
     progress: Progress | None = None,
 ) -> None:
     """Make one part of a store that is there, `shape` being its superblock. Raises StoreError."""
-    place = _Place(folder, data_path(folder, raw=raw))
+    place = NewPart(folder, data_path(folder, raw=raw))
     try:
         with told(folder):
-            _claim(place, force=force)
+            place.claim(force=force)
             if shape.alignment_bytes % (needed := _alignment_of(place)):
                 raise StoreError(
                     f"{folder} needs an alignment of {needed} bytes, the store has "
                     f"{shape.alignment_bytes}; use another drive"
                 )
             _write_new(place, shape, fill=fill, progress=progress)
+            place.name()
     except BaseException:
         place.undo()
         raise
@@ -190,64 +136,66 @@ def _blocks_for(
     return low
 
 
-def _claim(place: _Place, *, force: bool) -> None:
-    """Make sure that nobody else has anything there."""
-    if is_raw(place.path):
-        check_free(place.path, force=force)
-    else:
-        place.make_folder()
-        if exists(place.path):
-            place.refuse_foreign()
-            raise StoreError(f"store {place.path} exists already; open it, or erase the folder")
-    place.take()
-    if is_raw(place.path):
-        place.fd = open_data(place.path, raw=True, read_only=False)
+def _claim(places: list[NewPart], folders: Sequence[Path], *, raw: bool, force: bool) -> bytes:
+    """Take them all; those taken are appended to `places` also if this raises. The id of a store
+    that somebody began there and did not end, or nothing."""
+    begun = b""
+    for folder in folders:
+        with told(folder):
+            places.append(NewPart(folder, data_path(folder, raw=raw)))
+            places[-1].claim(force=force, begun=begun)
+            begun = begun or begun_store(folders[0])
+    return begun
 
 
-def _alignment_of(place: _Place) -> int:
+def _mark(place: NewPart, shape: Superblock) -> None:
+    """Say which store is begun, on the medium before a key or another part is: whoever comes after
+    a kill knows by it what is left of this one."""
+    if place.made:
+        encoded = _encoded(place, shape)
+        with mmap.mmap(-1, shape.superblock_bytes) as memory:
+            _write(place.fd, memory, encoded, superblock_place(shape))
+        os.fsync(place.fd)
+        sync_names(place.path)
+
+
+def _alignment_of(place: NewPart) -> int:
     """What direct access there keeps to."""
     with told(place.path):
         if place.fd < 0:
             place.create()
-        return medium_of(place.fd, str(place.data)).alignment_bytes
+        return medium_of(place.fd, str(place.file)).alignment_bytes
 
 
-def _write_new(place: _Place, shape: Superblock, *, fill: bool, progress: Progress | None) -> None:
-    fd = place.fd
+def _encoded(place: NewPart, shape: Superblock) -> bytes:
     try:
-        if place.made:
-            os.posix_fallocate(fd, 0, shape.file_bytes)
-        elif size_bytes(fd) < shape.file_bytes:
-            raise StoreError(
-                f"{place.path} has {size_bytes(fd)} bytes, the store needs {shape.file_bytes} "
-                "there; ask for fewer blocks"
-            )
-        with mmap.mmap(-1, max(_FILL_BYTES, shape.superblock_bytes)) as memory:
-            # The journal is filled in any case: a commit must not wait for the file system's own.
-            filled = 0 if fill else shape.journal_offset
-            _fill(fd, memory, filled, shape.file_bytes, progress if fill else None)
-            if shape.stripe == 0:
-                head = Journal(shape, *shape.journal).head()
-                _write(fd, memory, head.data.tobytes(), head.offset)
-            # What an earlier store left must not be taken for the other copy.
-            _write(fd, memory, bytes(shape.superblock_bytes), 0)
-            _write(fd, memory, encode_superblock(shape).tobytes(), superblock_place(shape))
-        os.fsync(fd)
-        if place.made:
-            _sync_names(place.path)
+        return encode_superblock(shape).tobytes()
     except FormatError as error:
         raise StoreError(f"store {place.path} cannot be made: {error}") from error
 
 
-def _sync_names(folder: Path) -> None:
-    """A power failure leaves the new file where it was made."""
-    for named in (folder, folder.absolute().parent):
-        with contextlib.suppress(OSError):  # some file systems refuse it
-            fd = os.open(named, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+def _write_new(place: NewPart, shape: Superblock, *, fill: bool, progress: Progress | None) -> None:
+    fd, encoded = place.fd, _encoded(place, shape)
+    if place.made:
+        os.posix_fallocate(fd, 0, shape.file_bytes)
+    elif size_bytes(fd) < shape.file_bytes:
+        raise StoreError(
+            f"{place.path} has {size_bytes(fd)} bytes, the store needs {shape.file_bytes} "
+            "there; ask for fewer blocks"
+        )
+    with mmap.mmap(-1, max(_FILL_BYTES, shape.superblock_bytes)) as memory:
+        # The journal is filled in any case: a commit must not wait for the file system's own. In
+        # front of it a new file has nothing but what says which store is begun.
+        first = shape.superblock_bytes if place.made else 0
+        filled = first if fill else shape.journal_offset
+        _fill(fd, memory, filled, shape.file_bytes, progress if fill else None)
+        if shape.stripe == 0:
+            head = Journal(shape, *shape.journal).head()
+            _write(fd, memory, head.data.tobytes(), head.offset)
+        if not place.made:  # what an earlier store left must not be taken for the other copy
+            _write(fd, memory, bytes(shape.superblock_bytes), 0)
+        _write(fd, memory, encoded, superblock_place(shape))
+    os.fsync(fd)
 
 
 def _write(fd: int, memory: mmap.mmap, data: bytes, offset: int) -> None:

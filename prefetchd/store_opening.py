@@ -22,10 +22,12 @@ from prefetchd.raw import size_bytes
 from prefetchd.store import Store
 from prefetchd.store_place import (
     LOCK_NAME,
+    MisfitError,
     StoreError,
     close_all,
     data_path,
     is_raw,
+    making_path,
     open_data,
     take_lock,
     there,
@@ -154,7 +156,7 @@ def _open_file(
             raise StoreError(f"{place} is a file and is not a prefetchd store; name its folder")
         path = data_path(place, raw=opening.raw)
         if not there(path):
-            raise StoreError(f"there is no store in {place}{remedy}")
+            raise StoreError(_absent(place, remedy, locks))
         if is_foreign(place, path, locks):
             raise StoreError(
                 f"{place} is not a prefetchd store: {path} does not begin as one; use another path"
@@ -167,6 +169,16 @@ def _open_file(
         _check_alignment(place, shape, medium)
         files[-1] = File(fd, str(path), shape.file_bytes, medium.alignment_bytes)
         return shape, medium
+
+
+def _absent(place: Path, remedy: str, locks: list[int]) -> str:
+    if not is_unfinished(place):
+        return f"there is no store in {place}{remedy}"
+    locks.append(take_lock(place, shared=True))  # raises StoreError while it is made
+    return (
+        f"there is no store in {place}: making one was begun and did not end; make it again, or "
+        "erase what is left"
+    )
 
 
 def superblock_of(
@@ -198,6 +210,24 @@ def exists(place: Path, *, raw: bool = False) -> bool:
         if path != place:
             return there(path)
         return _begins_as_store(path)
+
+
+def is_unfinished(place: Path) -> bool:
+    """Whether a store is being made there, or was until its process was killed."""
+    with told(place):
+        return not is_raw(place) and there(making_path(place)) and not exists(place)
+
+
+def begun_store(place: Path) -> bytes:
+    """The id of the store that is unfinished there; empty if none is, or nothing says which."""
+    if not is_unfinished(place):
+        return b""
+    with open(making_path(place), "rb") as data:
+        front = np.frombuffer(data.read(_FRONT_BYTES), np.uint8)
+    try:
+        return newest_superblock(front).store_id
+    except (FormatError, msgspec.DecodeError):
+        return b""
 
 
 def _begins_as_store(path: Path) -> bool:
@@ -235,7 +265,7 @@ def _read_superblock(fd: int, directory: Path) -> Superblock:
 
 def _check_layout(directory: Path, shape: Superblock, layout: Layout | None) -> None:
     if layout is not None and shape.fingerprint != layout.fingerprint():
-        raise StoreError(
+        raise MisfitError(
             f"store {directory} was made for another layout: {shape.layers} pages of "
             f"{shape.page_bytes} bytes a block (fingerprint {shape.fingerprint.hex()[:8]}), asked "
             f"for {layout.name} with {layout.layers} pages of {layout.page_bytes} bytes "

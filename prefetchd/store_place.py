@@ -19,10 +19,15 @@ from prefetchd.hostinfo import errno_name
 
 EXTENTS_NAME = "extents.dat"
 LOCK_NAME = "owner.lock"
+_MAKING_SUFFIX = ".making"
 
 
 class StoreError(Exception):
     """A store cannot be had as asked: what, where, why and what to do, in one message."""
+
+
+class MisfitError(StoreError):
+    """The store is well, but it is not what was asked for: another try changes nothing."""
 
 
 class InUseError(StoreError):
@@ -32,6 +37,11 @@ class InUseError(StoreError):
 def is_raw(place: Path) -> bool:
     """Whether a store there lies on the path itself (a device, or a file in its stead)."""
     return place.exists() and not place.is_dir()
+
+
+def making_path(folder: Path) -> Path:
+    """The file of a part that is not whole yet."""
+    return folder / f"{EXTENTS_NAME}{_MAKING_SUFFIX}"
 
 
 def is_device(place: Path) -> bool:
@@ -87,15 +97,18 @@ def take_lock(place: Path, *, shared: bool = False) -> int:
         fd = os.open(place / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        if not shared and not is_raw(place):
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
     except BlockingIOError:
         owners = _holders(fd, place)
         os.close(fd)
         raise InUseError(
             f"store {place} is in use by process {owners}; stop it, or use another folder"
         ) from None
-    if not shared and not is_raw(place):
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    except BaseException:
+        os.close(fd)
+        raise
     return fd
 
 
@@ -121,6 +134,17 @@ def _described(pid: str) -> str:
         return f"{pid} ({psutil.Process(int(pid)).name()})"
     except (ValueError, psutil.Error):
         return pid or "unknown"
+
+
+def sync_names(folder: Path) -> None:
+    """A power failure leaves the files of this folder under the names they have now."""
+    for named in (folder, folder.absolute().parent):
+        with contextlib.suppress(OSError):  # some file systems refuse it
+            fd = os.open(named, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
 
 
 def close_all(descriptors: Sequence[int]) -> None:

@@ -367,7 +367,7 @@ def test_a_file_that_is_read_again_is_applied_and_told(
         assert "who may use it has changed" in said
         assert "changed evict from cycle to lru" in said
 
-        write(predictor="no_such")
+        write(predictor=__file__.replace("reconfigure", "units"))
         assert "namespace a: not changed: " in reload()
         write(store=tmp_path / "elsewhere")
         assert "namespace a: path: needs a restart" in reload()

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from prefetchd.health import State
 from prefetchd.model import Ready
-from prefetchd.sidecar import watching
+from prefetchd.sidecar import patient, watching
 from prefetchd.sidecar.http import Http, check_address
 from prefetchd.sidecar.namespace import NamespaceSettings
 from prefetchd.sidecar.place import PlaceError
@@ -186,6 +186,35 @@ def test_what_is_no_address(address: str) -> None:
         check_address(address)
     assert check_address(":9464") == ("127.0.0.1", 9464)
     assert check_address("[::1]:9464") == ("::1", 9464)
+
+
+def test_connections_that_ask_nothing_shut_nobody_out(tmp_path: Path) -> None:
+    with seen(tmp_path) as look, ExitStack() as open_ones:
+        host, port = look.url.partition("//")[2].split(":")
+
+        def connected(sent: bytes) -> socket.socket:
+            one = open_ones.enter_context(socket.create_connection((host, int(port)), PATIENCE_S))
+            one.sendall(sent)
+            return one
+
+        crowd = [connected(b"GET /healthz HT" if number % 2 else b"") for number in range(80)]
+        assert [look.get("/healthz")[0] for _ in range(3)] == [200] * 3
+        assert crowd[0].recv(1) == b"", "the oldest had to go"
+        crowd[-1].sendall(b"TP/1.1\r\nHost: localhost\r\n\r\n")
+        assert crowd[-1].recv(12) == b"HTTP/1.1 200", "the newest had not"
+
+
+def test_a_connection_without_a_whole_request_is_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patient, "REQUEST_S", 0.05)
+    with seen(tmp_path) as look:
+        host, port = look.url.partition("//")[2].split(":")
+        for sent in (b"", b"GET /healthz HTTP/1.1\r\nHost: "):
+            with socket.create_connection((host, int(port)), PATIENCE_S) as one:
+                one.sendall(sent)
+                with suppress(ConnectionResetError):
+                    assert one.recv(1) == b""
 
 
 def test_waits_are_counted_by_layer_and_bucket() -> None:

@@ -17,6 +17,7 @@ import pytest
 
 import prefetchd
 from prefetchd import StoreError, store_making, store_opening
+from prefetchd.exits import judged
 from prefetchd.format import FORMAT_VERSION, encode_superblock, newest_superblock
 from tests.runtime_bench import (
     BLOCKS,
@@ -92,6 +93,19 @@ def test_a_store_holds_at_least_one_block(blocks: int, tmp_path: Path) -> None:
     words = refusal(lambda: store_making.create(tmp_path / "kv", layout(), blocks, fill=False))
     assert words == f"a store holds at least one block, not {blocks}"
     assert not store_opening.exists(tmp_path / "kv")
+
+
+def test_a_store_that_no_file_can_hold_is_told(tmp_path: Path) -> None:
+    words = refusal(lambda: store_making.create(tmp_path / "kv", layout(), 10**17, fill=False))
+    assert "more than a file can have; ask for fewer blocks" in words
+    assert not (tmp_path / "kv").exists()
+
+
+@pytest.mark.parametrize("error", [MemoryError("4 EiB"), OverflowError("C long")])
+def test_a_number_that_is_too_large_is_no_fault_of_ours(error: Exception) -> None:
+    code, words = judged(error)
+    assert code == 3
+    assert f"too large for this machine: {error}" in str(words)
 
 
 def test_a_store_has_one_owner_who_is_named(kv: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import json
 import os
 import re
 import shutil
@@ -23,6 +24,7 @@ from prefetchd.config import parse_config
 from prefetchd.sidecar.server import Server
 from prefetchd.sidecar.supervisor import Supervisor
 from prefetchd.store_opening import Opening, superblock_of
+from tests.replays import run_here
 from tests.sidecar_bench import PATIENCE_S, daemon
 
 ROOT = Path(__file__).parent.parent
@@ -133,6 +135,52 @@ def test_a_hangup_while_stores_are_opened_ends_nothing_half_way(
     if how == "with a configuration":
         assert "can be used by others" in said, "what is met before it serves is told"
         assert superblock_of(tmp_path / "a", Opening(read_only=True)).clean
+
+
+@pytest.mark.parametrize(
+    ("key_of_store", "said", "told"),
+    [
+        ("", "blocks = -10", "line 8, [namespaces.a] blocks"),
+        ("", 'drain = ["/nope"]', "has no path /nope"),
+        ("", 'drain = ["PLACE/a"]', "its first path cannot be drained"),
+        ("", "page_bytes = '8KiB'", "was made for another layout"),
+        ("", 'key_file = "PLACE/other"', "is not encrypted, yet key file"),
+        ("key", "", "is encrypted; give its key file"),
+        ("key", 'key_file = "PLACE/other"', "is of another store"),
+    ],
+)
+def test_what_no_restart_would_mend_ends_in_the_code_that_prevents_one(
+    key_of_store: str, said: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, key in ("b", "other"), ("a", key_of_store):
+        key_file = tmp_path / key if key else None
+        store_making.create(tmp_path / name, uniform(2, 4096), 4, fill=False, key_file=key_file)
+    page = "" if "page_bytes" in said else 'page_bytes = "4KiB"'
+    config = tmp_path / "p.toml"
+    config.write_text(
+        f'[daemon]\nsocket = "{tmp_path}/s.sock"\n[namespaces.a]\nstore = "{tmp_path}/a"\n'
+        f'layers = 2\ndevice = "threads"\n{page}\n{said.replace("PLACE", str(tmp_path))}\n'
+    )
+    unit = configparser.RawConfigParser(strict=False)
+    unit.read(DEPLOY / "prefetchd.service")
+    code = int(unit["Service"]["RestartPreventExitStatus"])
+    run_here(capsys, "serve", "--config", config).failed(code, told)
+
+
+def test_the_end_of_a_daemon_is_told_in_its_own_log(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "prefetchd.cli", "serve", "--log-format", "json"]
+    command += ["--socket", str(tmp_path / ("s" * 120))]
+    done = subprocess.run(
+        command,
+        env={**os.environ, "XDG_STATE_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    assert done.returncode == 3
+    assert (lines[-1]["level"], lines[-1]["event"][:7]) == ("critical", "socket ")
 
 
 def test_a_loop_that_is_stuck_gives_no_sign_of_life(

@@ -320,7 +320,7 @@ def test_who_may_erase() -> None:
 
 
 def test_a_namespace_that_cannot_be_erased_says_why_and_blocks_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     from prefetchd.sidecar import erasure
 
@@ -335,6 +335,8 @@ def test_a_namespace_that_cannot_be_erased_says_why_and_blocks_nobody(
                 ["namespace", "erase", "a", "--yes", "--connect", served.address],
                 catch_exceptions=False,
             )
+        assert "namespace a cannot be erased: the drive is gone" in caplog.text
+        assert "Traceback" not in caplog.text
         assert served.connect("b").lookup(keys(1)).tolist() == []
         assert served.connect("a").slots == 24, "it is opened again when it is asked for"
 

@@ -15,7 +15,7 @@ from prefetchd.sidecar.top import View, over_http, table, view
 from prefetchd.sidecar.watching import Watch
 from tests.replays import run_here
 from tests.runtime_bench import content, keys
-from tests.sidecar_bench import space
+from tests.sidecar_bench import daemon, space
 from tests.test_seeing import seen
 
 
@@ -46,6 +46,17 @@ def looked(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
     shown = run_here(capsys, "top", *arguments, "--once", "--json", "--every", "0.01")
     assert shown.code == 0, shown.err
     return json.loads(shown.out)
+
+
+def test_a_token_can_come_from_the_environment(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREFETCHD_TOKEN", "x")
+    with daemon(tmp_path, {"b": space(token="x")}) as served:
+        at = ["--connect", served.address]
+        assert looked(capsys, *at, "--namespace", "b")["namespaces"][0]["name"] == "b"
+        erased = run_here(capsys, "namespace", "erase", "b", *at, "--yes")
+        assert erased.code == 0, erased.err
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

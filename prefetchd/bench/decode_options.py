@@ -52,7 +52,7 @@ Connect = Annotated[
     str | None, typer.Option(help="Replay at the daemon at unix:PATH, as it is configured.")
 ]
 Namespace = Annotated[str, typer.Option(help="With --connect: the namespace.")]
-Token = Annotated[str, typer.Option(help="With --connect: its token.")]
+Token = Annotated[str, typer.Option(envvar="PREFETCHD_TOKEN", help="With --connect: its token.")]
 Clients = Annotated[
     int | None,
     typer.Option(min=1, max=128, help="So many processes at a daemon; a private one for each run."),

@@ -85,7 +85,8 @@ class Eraser:
         try:
             result, said = erased(name, settings, namespace, self._server, erase.overwrite)
         except Exception as error:
-            log.error("namespace %s cannot be erased", name, exc_info=error)
+            unforeseen = None if isinstance(error, StoreError) else error
+            log.error("namespace %s cannot be erased: %s", name, error, exc_info=unforeseen)
             result = f"namespace {name!r} could not be erased: {error}"
         later(partial(self._ended, connection, name, settings, result, said))
 

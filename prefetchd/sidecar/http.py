@@ -45,6 +45,7 @@ class Http:
         try:
             import uvicorn
 
+            from prefetchd.sidecar.patient import PatientProtocol
             from prefetchd.sidecar.quiet import QuietServer
             from prefetchd.sidecar.web import application
         except ImportError as error:
@@ -72,7 +73,7 @@ class Http:
         config = uvicorn.Config(
             application(watch, hosts),
             loop="asyncio",
-            http="h11",
+            http=PatientProtocol,
             ws="none",
             lifespan="off",
             log_config=None,

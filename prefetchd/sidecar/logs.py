@@ -27,6 +27,9 @@ class JsonLines(logging.Formatter):
     """`time` (UTC), `level`, `event`; where known `namespace`, `path`, `errno` (its name) and
     `traceback`."""
 
+    for_machines = True
+    """`cli` tells by it that what ends a command is to be said in the log."""
+
     def __init__(self, namespaces: Namespaces) -> None:
         super().__init__()
         self._namespaces = namespaces

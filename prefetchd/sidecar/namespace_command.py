@@ -28,7 +28,10 @@ namespace_app = typer.Typer(help="Namespaces of a daemon that runs.", no_args_is
 def erase(
     name: Annotated[str, typer.Argument(help="The namespace.")],
     connect: Annotated[str, typer.Option(help="Where the daemon is: unix:PATH.")] = "unix:",
-    token: Annotated[str, typer.Option(help="If it has one, and you are not its owner.")] = "",
+    token: Annotated[
+        str,
+        typer.Option(envvar="PREFETCHD_TOKEN", help="If it has one, and you are not its owner."),
+    ] = "",
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Write zeros over its files first.")
     ] = False,

@@ -45,6 +45,12 @@ def path_of(address: str) -> Path:
     return Path(rest) if rest else default_socket()
 
 
+def check_length(path: Path) -> None:
+    """Raises PlaceError."""
+    if len(os.fsencode(path)) > _PATH_BYTES_MAX:
+        raise PlaceError(f"socket {path}: a path of over {_PATH_BYTES_MAX} bytes; use another")
+
+
 class Place:
     """A listening socket of ours. A lock beside it says that its owner lives, so that a dead
     daemon's socket can be replaced and a living one's never is."""
@@ -52,8 +58,7 @@ class Place:
     def __init__(self, path: Path, mode: int = 0o600) -> None:
         """Raises PlaceError."""
         self.path = path
-        if len(os.fsencode(path)) > _PATH_BYTES_MAX:
-            raise PlaceError(f"socket {path}: a path of over {_PATH_BYTES_MAX} bytes; use another")
+        check_length(path)
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = _lock_beside(path)

@@ -18,11 +18,19 @@ from typing import Annotated
 import msgspec
 import typer
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import Progress, TaskID
 
 from prefetchd import store_opening
 from prefetchd.assembly import Options
-from prefetchd.config import limits_of, memory_of, read_config, settings_of, socket_mode
+from prefetchd.config import (
+    check_new_stores,
+    exposed,
+    limits_of,
+    memory_of,
+    read_config,
+    settings_of,
+    socket_mode,
+)
 from prefetchd.config_tables import EXAMPLE, Config, Made
 from prefetchd.sidecar.hangups import Hangups
 from prefetchd.sidecar.http import Http
@@ -37,6 +45,7 @@ from prefetchd.sidecar.server import Server
 from prefetchd.sidecar.supervisor import Supervisor
 from prefetchd.sidecar.watching import Watch
 from prefetchd.store import StoreError
+from prefetchd.store_place import MisfitError
 from prefetchd.units import parse_bytes
 
 log = logging.getLogger("prefetchd")
@@ -164,18 +173,19 @@ def _open_all(namespaces: Namespaces) -> None:
         with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
             for name, settings in namespaces.settings.items():
                 task = bars.add_task(f"{name}: reading headers", total=None)
-                opened = open_namespace(
-                    name,
-                    settings,
-                    lambda done, whole, task=task: bars.update(  # type: ignore[misc]
-                        task, completed=done, total=whole
-                    ),
-                    namespaces.memory,
-                )
+                told = partial(_update, bars, task)
+                try:
+                    opened = open_namespace(name, settings, told, namespaces.memory)
+                except MisfitError as error:  # the configuration's fault, whenever it is tried
+                    raise ValueError(f"namespace {name}: {error}") from error
                 namespaces.admit(opened)
     except BaseException:
         namespaces.close()
         raise
+
+
+def _update(bars: Progress, task: TaskID, done: int, whole: int) -> None:
+    bars.update(task, completed=done, total=whole)
 
 
 def _tell(server: Server, web: Http | None, log_format: LogFormat) -> None:
@@ -206,9 +216,12 @@ def _status(server: Server) -> str:
 def init(
     file: Annotated[Path, typer.Argument(help="The file to begin.")] = Path("prefetchd.toml"),
 ) -> None:
-    """Write an example with every table. A file that is there is left alone."""
+    """Write an example with every table. A file that is there is left alone.
+
+    Only its owner can read it, since it is to hold secrets: give it to the daemon's user or group.
+    """
     try:
-        with file.open("x") as out:
+        with open(file, "x", opener=lambda path, flags: os.open(path, flags, 0o600)) as out:
             out.write(EXAMPLE)
     except FileExistsError:
         raise ValueError(f"{file} is there already; nothing was written") from None
@@ -219,6 +232,9 @@ def init(
 def check(file: Annotated[Path, typer.Argument(help="The file to check.")]) -> None:
     """Read a configuration and say what is wrong with it, by line. Nothing is opened."""
     found = read_config(file)
+    check_new_stores(found)
+    if words := exposed(file, found):
+        typer.echo(f"warning: {words}", err=True)
     count = len(found.namespaces)
     typer.echo(f"{file}: {count} namespace{'s' if count != 1 else ''}, nothing is wrong")
 

@@ -28,7 +28,10 @@ def top(
     namespace: Annotated[
         list[str] | None, typer.Option(help="With --connect: which to look at, repeatable.")
     ] = None,
-    token: Annotated[str, typer.Option(help="With --connect: what the namespaces ask for.")] = "",
+    token: Annotated[
+        str,
+        typer.Option(envvar="PREFETCHD_TOKEN", help="With --connect: what the namespaces ask for."),
+    ] = "",
     every: Annotated[float, typer.Option(min=0.01, help="Seconds between two looks.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Look twice, print once, end.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON, one line a look.")] = False,

@@ -100,6 +100,8 @@ def test_what_does_not_hold_is_told(day: Requests) -> None:
         traffic.calm()
         check_books(runtime)
         catalog = runtime._parts.catalog
+        behind = runtime._puts.behind  # what it keeps is pinned, too
+        assert runtime.engine.wait(lambda: not behind._kept, runtime.engine.clock() + 20 * 10**9)
         with runtime.demand(runtime.pages(traffic.look(chain).blocks[:1], 0)) as ticket:
             with pytest.raises(Violation, match="wrong bytes"):
                 traffic.check_bytes(ticket.view(0)[None].copy(), chain[1:2])

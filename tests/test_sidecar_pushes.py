@@ -237,8 +237,8 @@ class TestTime:
             kv._line.link.hang_up()
             assert kv.lookup(keys(1)).tolist() in ([], [0])
             assert kv.wait_until_back(PATIENCE_S)
-            gc.collect()
-            assert arena() is None  # whoever has a buffer does not keep it
+            # Whoever has a buffer does not keep it; the thread that attached may, for a moment.
+            at.daemon.until(lambda seen=arena: gc.collect() >= 0 and seen() is None)
             push_one(kv, buffer)
             at.daemon.until(lambda: len(at.at_daemon.borrowed) == 1)
         assert at.at_client.launches == 0

@@ -397,7 +397,7 @@ def test_a_namespace_of_a_daemon(
 
 @given(
     layers=st.integers(1, 5),
-    page_bytes=st.integers(1, 200),
+    page_bytes=st.integers(12, 200),  # of a few bytes two sealed pages may be alike by chance
     padding=st.integers(0, 40),
     harm=st.integers(0, 2**32 - 1),
     where=st.sampled_from(["", "payload", "checksums", "key", "namespace", "block", "layer"]),

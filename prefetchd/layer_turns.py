@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from prefetchd.model import Geometry, Ids, Mask
+from prefetchd.model import Geometry, Ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,27 +39,32 @@ class Turns:
             yield layer, self.blocks[start:end]
 
 
-def turns_of(pages: Ids, geometry: Geometry) -> list[tuple[Turns, Mask | slice]]:
-    """All of `pages` as turns in the order given, and which of the pages these are.
+def turns_of(pages: Ids, geometry: Geometry) -> list[tuple[Turns, Ids | slice]]:
+    """All of `pages` as turns, and which of the pages these are: one entry, or none.
 
-    One entry, or none, unless a layer comes in pieces: then one a layer, in rising order.
+    In the order given, unless a layer comes in pieces: then in rising order of layers.
     """
     if len(pages) == 0:
         return []
     blocks = geometry.block_of(pages)
     of_page = pages - blocks * geometry.layers
+    turns = _cut(blocks, of_page)
+    if len(set(turns.layers.tolist())) == len(turns):
+        return [(turns, slice(None))]
+    order = of_page.argsort(kind="stable")
+    return [(_cut(blocks[order], of_page[order]), order)]
+
+
+def _cut(blocks: Ids, of_page: Ids) -> Turns:
+    """A turn wherever the layer, `of_page`, changes."""
     (changes,) = (of_page[1:] != of_page[:-1]).nonzero()
     starts = np.zeros(len(changes) + 1, np.int64)
     starts[1:] = changes + 1
-    layers = of_page[starts]
-    if len(set(layers.tolist())) == len(layers):
-        counts = np.empty_like(starts)
-        counts[:-1], counts[-1] = starts[1:], len(pages)
-        counts -= starts
-        which = np.arange(len(starts)).repeat(counts)
-        return [(Turns(blocks, which, layers, starts, counts), slice(None))]
-    pieces = [of_page == layer for layer in np.unique(layers)]
-    return [(turns, mine) for mine in pieces for turns, _ in turns_of(pages[mine], geometry)]
+    counts = np.empty_like(starts)
+    counts[:-1], counts[-1] = starts[1:], len(of_page)
+    counts -= starts
+    which = np.arange(len(starts)).repeat(counts)
+    return Turns(blocks, which, of_page[starts], starts, counts)
 
 
 def one_turn(pages: Ids, geometry: Geometry) -> tuple[int, Ids] | None:

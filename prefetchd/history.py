@@ -186,13 +186,9 @@ class UseHistory:
         used = self._words.view(np.uint16)[3::4].reshape(-1, self.columns)[layer]
         used[self._now[layer] - used > _FAR] = int(self._now[layer]) - _FAR & 0xFFFF
 
-    def turns_since_use(self, pages: Ids) -> NDArray[np.uint16]:
-        """Turns of its layer since each page was demanded, 0 in the turn of its demand; of one
-        that was not used for very long, at least 2**15."""
-        return self.turns_since(*self.locate(pages))
-
     def turns_since(self, layers: Ids | int, places: Ids) -> NDArray[np.uint16]:
-        """The same for pages that have been located."""
+        """Turns of its layer since the page of each place was demanded, 0 in the turn of its
+        demand; of one that was not used for very long, at least 2**15."""
         return self._age(layers, places)
 
     def turns(self, layer: int) -> int:

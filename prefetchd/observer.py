@@ -193,6 +193,8 @@ class Observer:
             own = ~self._former[pages]
             self._former[pages] = False
             pages, sources, verdicts = pages[own], sources[own], verdicts[own]
+            if len(pages) == 0:
+                return
         self._feedback.append(Feedback(pages, sources, verdicts))
 
     def _show_feedback(self) -> None:

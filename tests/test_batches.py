@@ -55,7 +55,7 @@ def state(history: UseHistory) -> Iterator[Any]:
     yield history.layer
     pages = np.arange(GEOMETRY.pages)
     yield history.chance(*history.locate(pages), np.zeros(len(pages), np.uint8))
-    yield history.turns_since_use(pages)
+    yield history.turns_since(*history.locate(pages))
     for layer in range(GEOMETRY.layers):
         yield history.turns(layer)
         yield history.demand(layer)

@@ -35,11 +35,13 @@ def crowd_figures(
     tpots = [float(np.mean([_tpot_ms(log) for log in one.logs])) for one in rounds]
     run = _figures(plan.name, plan, settings, _all(rounds))
     run = msgspec.structs.replace(run, tpot_ms=float(np.median(tpots)), tpot_ms_rounds=tpots)
+    if len(rounds[0].logs) == 1:
+        return run, []
     each = []
     for number in range(len(rounds[0].logs)):
         logs = [one.logs[number] for one in rounds]
         each.append(_own(_figures(f"{plan.name} client {number}", plan, settings, logs)))
-    return run, each if len(each) > 1 else []
+    return run, each
 
 
 def _tpot_ms(log: Log) -> float:

@@ -153,11 +153,13 @@ def _each(
     settings: RestoreSettings,
 ) -> list[RestoreFigures]:
     """What each client saw, if they are several, without the counters of all."""
+    if len(rounds[0]) == 1:
+        return []
     found = []
     for number in range(len(rounds[0])):
         logs = [replace(one[number], after=None) for one in rounds]
         found.append(_figures(f"{plan.name} client {number}", plan, logs, requests, settings))
-    return found if len(found) > 1 else []
+    return found
 
 
 def _notes(lines: Sequence[Plan], logs: dict[Plan, list[RestoreLog]]) -> list[str]:
@@ -245,10 +247,14 @@ class Alone:
     device: str | Emulation
     seen: Seen
     notes: list[str] = field(default_factory=list)
+    names: NDArray[np.uint8] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.names = names_of(self.requests, self.settings.seed)
 
     def run(self, plan: Plan, progress: Callable[[int], None]) -> list[RestoreLog]:
         settings, requests = self.settings, self.requests
-        names, pace = names_of(requests, settings.seed), pace_of(plan, settings)
+        pace = pace_of(plan, settings)
         options = options_of(plan, settings, self.device)
         with (
             new_store(self.directory, settings, requests.distinct) as folder,
@@ -257,6 +263,6 @@ class Alone:
             if isinstance(self.device, Emulation):
                 self.device.hold()  # from here on: opening is not what is measured
             before = mark(runtime)
-            log = RestoreRun(runtime, requests, names, pace, settings.seed, progress).run()
+            log = RestoreRun(runtime, requests, self.names, pace, settings.seed, progress).run()
             self.seen.note(runtime, before)
         return [log]

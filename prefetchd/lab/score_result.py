@@ -18,7 +18,6 @@ from prefetchd.lab.watch import EDGES_MS
 Schema = Literal["prefetchd.score/1"]
 SCHEMA: Schema = "prefetchd.score/1"
 Regime = Literal["decode", "restore"]
-REGIMES: tuple[Regime, ...] = ("decode", "restore")
 Kind = Literal["control", "predictor"]
 
 LEGEND: dict[Regime, dict[str, str]] = {

@@ -138,7 +138,7 @@ class AsyncClient(Caller):
         writes = self._writes_of(attachment, line.lock)
         answers: list[asyncio.Future[Reply]] = []
         for piece in writes.pieces(names, rows, (durability, ttl_s)):
-            why = writes.too_large(piece)
+            why = attachment.lost or writes.too_large(piece)
             while not why and (place := writes.place(piece)) is None:
                 await line.news()
                 why = attachment.lost

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from prefetchd.gpu import GpuError
 from prefetchd.sidecar.conversation import Attachment
 from prefetchd.sidecar.handshake import SidecarError, attach
 from prefetchd.sidecar.link import Link
@@ -24,7 +25,7 @@ PAUSE_S, PAUSE_MAX_S = 0.01, 1.0
 
 class Comeback:
     """`attached` is called with every new attachment, before its link is used, and may raise
-    SidecarError to refuse it; `back` with the link, and says whether it was still wanted."""
+    SidecarError or GpuError to refuse it; `back` with the link, and says whether it was still wanted."""
 
     def __init__(
         self,
@@ -43,7 +44,7 @@ class Comeback:
         self._thread: threading.Thread | None = None
 
     def attach(self, timeout_s: float) -> Link:
-        """Raises SidecarError when there is no daemon, or it is not as it has to be."""
+        """Raises SidecarError when there is no daemon, or it is not as it has to be; GpuError."""
         sock, attachment = attach(self._path, self._hello, timeout_s)
         try:
             self._attached(attachment)
@@ -69,7 +70,7 @@ class Comeback:
         while not self.ended:
             try:
                 link = self.attach(ATTACH_TIMEOUT_S)
-            except SidecarError as error:
+            except (SidecarError, GpuError) as error:
                 self.why = str(error)
                 self._ended.wait(pause_s)
                 pause_s = min(2 * pause_s, PAUSE_MAX_S)

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
+from prefetchd.gpu import GpuError
 from prefetchd.sidecar.comeback import ATTACH_TIMEOUT_S, PAUSE_MAX_S, PAUSE_S
 from prefetchd.sidecar.conversation import Answered, Attachment, release_frame
 from prefetchd.sidecar.handshake import SidecarError, attach
@@ -217,7 +218,7 @@ class LoopLine:
         while not self._closed:
             try:
                 await self.connect(ATTACH_TIMEOUT_S)
-            except SidecarError as error:
+            except (SidecarError, GpuError) as error:
                 self.away = str(error)
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, PAUSE_MAX_S)

@@ -7,7 +7,6 @@ namespaces are seen; over a client's socket only those that one may use, without
 from __future__ import annotations
 
 import http.client
-import os
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -105,7 +104,8 @@ def over_socket(address: str, namespaces: Sequence[str], token: str, undone: Exi
             for name, kv in clients.items()
         ]
         verdict = Verdict(healthy=True, ready=True, reasons=[], notes=[])
-        return Picture("", os.getpid(), time.monotonic_ns(), 0.0, verdict, spaces)
+        process = next(kv.daemon_pid for kv in clients.values())
+        return Picture("", process, time.monotonic_ns(), 0.0, verdict, spaces)
 
     return take
 

@@ -126,40 +126,40 @@ def _line_of(text: str, table: str, key: str) -> int:
 def _check(config: Config, text: str, where: str) -> None:
     """Everything that can be known without opening anything."""
 
-    def sound(table: str, key: str, make: Callable[[], Any]) -> None:
+    def sound(table: str, key: str, make: Callable[..., Any], *given: Any) -> None:
         try:
-            make()
+            make(*given)
         except (ValueError, LayoutError, RegistryError, PlaceError) as error:
             if option := re.match(r"option (\w+?)(_bytes)? is", str(error)):
                 key = option[1]
             line = _line_of(text, table, key)
             raise ConfigError(f"{where}, line {line}, [{table}] {key}: {error}") from error
 
-    sound("daemon", "socket_mode", lambda: socket_mode(config))
-    sound("daemon", "write_bytes", lambda: parse_bytes(config.daemon.write_bytes))
-    sound("daemon", "memory", lambda: _some(config.daemon.memory))
-    sound("daemon", "socket", lambda: check_length(Path(config.daemon.socket)))
-    sound("daemon", "http", lambda: _check_http(config.daemon.http))
-    sound("made", "gpu", lambda: check_name("GPU device", config.made.gpu))
-    sound("made", "bytes", lambda: parse_bytes(config.made.bytes))
-    sound("made", "staging", lambda: parse_bytes(config.made.staging))
+    sound("daemon", "socket_mode", socket_mode, config)
+    sound("daemon", "write_bytes", parse_bytes, config.daemon.write_bytes)
+    sound("daemon", "memory", _some, config.daemon.memory)
+    sound("daemon", "socket", check_length, Path(config.daemon.socket))
+    sound("daemon", "http", _check_http, config.daemon.http)
+    sound("made", "gpu", check_name, "GPU device", config.made.gpu)
+    sound("made", "bytes", parse_bytes, config.made.bytes)
+    sound("made", "staging", parse_bytes, config.made.staging)
     stores: dict[str, str] = {}
     for name, space in config.namespaces.items():
         table = f"namespaces.{name}"
-        sound(table, "", lambda name=name: check_namespace(name))  # type: ignore[misc]
+        sound(table, "", check_namespace, name)
         for key in ("staging", "quota", "cap", "floor"):
-            sound(table, key, lambda key=key, space=space: _size(getattr(space, key)))  # type: ignore[misc]
-        sound(table, "users", lambda space=space: _users(space.users))  # type: ignore[misc]
-        sound(table, "groups", lambda space=space: _groups(space))  # type: ignore[misc]
-        sound(table, "erase_users", lambda space=space: _users(space.erase_users))  # type: ignore[misc]
-        sound(table, "weight", lambda space=space: check_weight(space.weight))  # type: ignore[misc]
-        sound(table, "salt", lambda space=space: _salt(space))  # type: ignore[misc]
-        sound(table, "predictor", lambda space=space: check_name("predictor", space.predictor))  # type: ignore[misc]
-        sound(table, "evict", lambda space=space: check_eviction(space.evict))  # type: ignore[misc]
-        sound(table, "device", lambda space=space: check_name("storage device", space.device))  # type: ignore[misc]
-        sound(table, "gpu", lambda space=space: check_name("GPU device", space.gpu))  # type: ignore[misc]
-        sound(table, "model", lambda space=space: _layout(space))  # type: ignore[misc]
-        sound(table, "store", lambda space=space: settings_of(space))  # type: ignore[misc]
+            sound(table, key, _size, getattr(space, key))
+        sound(table, "users", _users, space.users)
+        sound(table, "groups", _groups, space)
+        sound(table, "erase_users", _users, space.erase_users)
+        sound(table, "weight", check_weight, space.weight)
+        sound(table, "salt", _salt, space)
+        sound(table, "predictor", check_name, "predictor", space.predictor)
+        sound(table, "evict", check_eviction, space.evict)
+        sound(table, "device", check_name, "storage device", space.device)
+        sound(table, "gpu", check_name, "GPU device", space.gpu)
+        sound(table, "model", _layout, space)
+        sound(table, "store", settings_of, space)
         other = stores.setdefault(str(Path(space.store).resolve()), name)
         if other != name:
             line = _line_of(text, table, "store")

@@ -422,7 +422,7 @@ def test_new_namespaces_are_opened(tmp_path: Path, caplog: pytest.LogCaptureFixt
         reload(spaces_in(tmp_path, "a", "new") + wrong)
         served.until(lambda: "new" in served.server.namespaces.open)
         served.until(lambda: "namespace wrong cannot be opened: " in caplog.text)
-        served.until(lambda: told.said == ["RELOADING=1", "READY=1", "READY=1"])
+        served.until(lambda: told.said == ["RELOADING=1", "READY=1"])
         assert watch.picture().verdict.reasons == ["namespace wrong: configured, and not open yet"]
         (tmp_path / "no").mkdir()
         reload(spaces_in(tmp_path, "a", "new") + wrong)

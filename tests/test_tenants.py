@@ -237,7 +237,8 @@ def test_keys_are_salted_and_stores_are_their_namespaces(tmp_path: Path) -> None
     path = tmp_path / "kv"
     with daemon(tmp_path, {"a": on_disk(path, salt=b"one")}) as served:
         kv = served.connect("a")
-        kv.put(keys(3, 1), content(3)).wait()
+        kv.put(keys(2, 1), content(2)).wait()
+        assert not kv.grow().seal(keys(1, 3)[0]).wait().failures
         assert len(kv.lookup(keys(3, 1))) == 3
         table = served.runtime("a")._parts.catalog.table["key"]
         stored = {bytes(key) for key in table}
@@ -261,6 +262,7 @@ def test_a_namespace_is_erased_while_others_are_served(tmp_path: Path) -> None:
     with daemon(tmp_path, spaces) as served:
         kv, other = served.connect("gone"), served.connect("stays")
         theirs = other.put(keys(2), content(2, seed=9)).wait().blocks
+        gone, stays = (served.server.namespaces.open[name].gate for name in ("gone", "stays"))
         held = other.demand(other.pages(theirs, 0)).wait()
         blocks = kv.put(keys(BLOCKS), pages).wait().blocks
         found = kv.find(keys(BLOCKS))
@@ -293,6 +295,9 @@ def test_a_namespace_is_erased_while_others_are_served(tmp_path: Path) -> None:
         assert held.valid, "the other tenant has noticed nothing"  # type: ignore[attr-defined]
         assert np.array_equal(held.view(0), content(2, seed=9)[0, 0])
         assert other.away is None or other.away == ""
+        assert stays is not None
+        assert gone not in stays.drives[0].gates, "the drive has one store less, then the new one"
+        assert len(stays.drives[0].gates) == 2
         with pytest.raises(SidecarError, match="not there, or not for uid"):
             CliRunner().invoke(
                 app,

@@ -86,12 +86,13 @@ class Connection:
         """The answer to a Hello."""
         self.session = session
         self._frames.limit_bytes = session.frame_bytes
+        raw = frame(welcome)
         try:
-            sent = socket.send_fds(self.sock, [frame(welcome)], descriptors)
+            sent = socket.send_fds(self.sock, [raw], descriptors)
         except OSError as error:
             self.end(str(error))
             return
-        if sent < len(frame(welcome)):  # a fresh socket takes a few hundred bytes
+        if sent < len(raw):  # a fresh socket takes a few hundred bytes
             self.end("its socket takes nothing")
 
     def refuse(self, code: str, words: str) -> None:

@@ -113,21 +113,24 @@ class DriveGate(Gate):
 
     def submit(self, device: StorageDevice, ops: Ops, io_class: int, now_ns: int) -> int:
         self._woken = False
+        if all(len(drive.gates) == 1 for drive in self._distinct):
+            return device.submit(ops)  # nobody shares them, or closed
         begun = 0
-        while begun < len(ops):
-            drive = self.drives[int(ops["file"][begun])]
-            rest = ops[begun:] if len(self._distinct) == 1 else self._run(ops[begun:], drive)
-            taken = self._begin(drive, device, rest, io_class, now_ns)
+        for run in self._runs(ops):
+            drive = self.drives[int(run["file"][0])]
+            taken = self._begin(drive, device, run, io_class, now_ns)
             begun += taken
-            if taken < len(rest):
+            if taken < len(run):
                 break
         return begun
 
-    def _run(self, ops: Ops, drive: Drive) -> Ops:
-        """Those from the first on that are for one drive."""
-        same = np.array([self.drives[file] is drive for file in ops["file"].tolist()])
-        run: Ops = ops[: int(np.argmin(same))] if not same.all() else ops
-        return run
+    def _runs(self, ops: Ops) -> list[Ops]:
+        """Cut where the drive changes."""
+        if len(self._distinct) == 1 or len(ops) == 0:
+            return [ops] if len(ops) else []
+        numbers = np.array([self._distinct.index(drive) for drive in self.drives])
+        (changes,) = np.diff(numbers[ops["file"]]).nonzero()
+        return np.split(ops, changes + 1)
 
     def _begin(
         self, drive: Drive, device: StorageDevice, ops: Ops, io_class: int, now_ns: int

@@ -145,6 +145,7 @@ class Namespace:
             try:
                 self.runtime.close()
             finally:
+                self.let_go_of_drives()
                 self.arena.close()
                 for end in self.closing:
                     end()

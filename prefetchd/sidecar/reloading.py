@@ -63,18 +63,16 @@ class Reloader:
         self._tell(config, before, spaces)
         todo = [(server.namespaces.open[n], s) for n, s in spaces.items() if self._is_open(n)]
         server.aside(partial(self._apply, todo))
-        closed = [name for name in spaces if not self._is_open(name)]
-        for name in closed:
-            server.entrance.open(name, spaces[name])
-        if closed:
-            server.aside(partial(server.later, self._done))
+        for name, settings in spaces.items():
+            if not self._is_open(name):
+                server.entrance.open(name, settings)
+        server.aside(partial(server.later, self._done))  # which is done one after another
 
     def _is_open(self, name: str) -> bool:
         return name in self._server.namespaces.open
 
     def _done(self) -> None:
-        namespaces = self._server.namespaces.open
-        self._server.supervisor.ready(f"serving {len(namespaces)} namespaces")
+        self._server.supervisor.ready(self._server.status)
 
     def _tell(
         self,
@@ -98,20 +96,16 @@ class Reloader:
                 log.warning("namespace %s: no new clients; open until a restart", name)
 
     def _apply(self, todo: list[tuple[Namespace, NamespaceSettings]]) -> None:
-        try:
-            for namespace, settings in todo:
-                try:
-                    self._change(namespace, settings)
-                except Exception:  # a predictor's, say; the others are changed all the same
-                    log.exception("namespace %s: not changed", namespace.name)
-        finally:
-            self._server.later(self._done)
+        for namespace, settings in todo:
+            try:
+                self._change(namespace, settings)
+            except Exception:  # a predictor's, say; the others are changed all the same
+                log.exception("namespace %s: not changed", namespace.name)
 
     def _change(self, namespace: Namespace, settings: NamespaceSettings) -> None:
         name = namespace.name
-        if namespace.settings is not None:
-            for what in _differing(namespace.settings, settings, _PLACE):
-                log.warning("namespace %s: %s: needs a restart", name, what)
+        for what in _differing(namespace.settings, settings, _PLACE):
+            log.warning("namespace %s: %s: needs a restart", name, what)
         options = {
             field.name: getattr(settings.options, field.name)
             for field in fields(Options)

@@ -202,14 +202,10 @@ def _tell(server: Server, web: Http | None, log_format: LogFormat) -> None:
             f"{runtime.page_bytes} bytes, staging {runtime.slots} pages, "
             f"{runtime.stats().device}{gpu}"
         )
-    server.supervisor.ready(_status(server))
+    server.supervisor.ready(server.status)
     if web:
         say(f"figures at {web.url}")
     typer.echo(f"serving at unix:{server.place.path}, process {os.getpid()}")
-
-
-def _status(server: Server) -> str:
-    return f"serving {len(server.namespaces.open)} namespaces at {server.place.path}"
 
 
 @config_app.command("init")

@@ -84,13 +84,16 @@ class Server:
             if handler is not None:  # its connection may have ended in this turn
                 handler(mask)
         self._turns.work()
+        self._do_later()
+        self._attend()
+        self.supervisor.beat()
+
+    def _do_later(self) -> None:
         for _ in range(len(self._later)):
             try:
                 self._later.popleft()()
             except Exception:
                 log.exception("a fault of the daemon's; it goes on")
-        self._attend()
-        self.supervisor.beat()
 
     def later(self, task: Callable[[], None]) -> None:
         """Have the loop's thread do this, soon. Any thread may call it."""
@@ -228,6 +231,11 @@ class Server:
         if not self._stopping:
             self._epoll.modify(self.place.listener.fileno(), select.EPOLLIN)
 
+    @property
+    def status(self) -> str:
+        """In words, for whoever supervises."""
+        return f"serving {len(self.namespaces.open)} namespaces at {self.place.path}"
+
     # --- the end ---
 
     def close(self) -> list[str]:
@@ -244,8 +252,7 @@ class Server:
                 continue  # it has gone
         self._opener.shutdown(cancel_futures=True)
         self.entrance.close()
-        for _ in range(len(self._later)):
-            self._later.popleft()()
+        self._do_later()
         for namespace in self.namespaces.open.values():
             if namespace.attended:
                 namespace.runtime.engine.leave()

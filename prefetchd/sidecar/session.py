@@ -2,7 +2,7 @@
 
 Decides the answer to every message, and that all a client holds is let go of when it is gone.
 Refuses to know sockets: messages come in decoded and replies go out through `reply`, here and now
-or later, when the loop is told to `finish`.
+or later, through `later`.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class Session:
 
     def _demand(self, message: Demand) -> None:
         most, number = self._limits.ids, message.id
-        pages = array_of(message.pages, np.int64, most, "pages")
+        pages = self._ids(message.pages, "pages")
         stamps = scores = None
         if message.stamps is not None:
             stamps = array_of(message.stamps, np.int64, most, "stamps", len(pages))
@@ -172,7 +172,7 @@ class Session:
         ticket = self._runtime.demand(
             pages,
             stamps=stamps,
-            request=self._base + (message.request & _REQUEST_MASK),
+            request=self._stream(message.request),
             scores=scores,
             timeout_s=None if timeout_ns < 0 else min(timeout_ns, TIMEOUT_NS_MAX) / 1e9,
         )

@@ -18,7 +18,7 @@ from prefetchd.growing import GrowError, GrowingBlock
 from prefetchd.sidecar.namespace import Namespace
 from prefetchd.sidecar.protocol import Drop, Grow, Message, Seal, Write
 from prefetchd.sidecar.replies import Error, Grown, Limits, Pong, Sealed
-from prefetchd.sidecar.session_puts import Later
+from prefetchd.sidecar.session_puts import Later, keys_of
 from prefetchd.sidecar.wire import ProtocolError
 from prefetchd.tickets import PutTicket
 
@@ -111,7 +111,8 @@ class Growing:
 
     def _seal(self, message: Seal, block: GrowingBlock) -> None:
         try:
-            ticket = block.seal(message.key, durability=message.durability, ttl_s=message.ttl_s)
+            key = self._namespace.salted(keys_of(message.key, 1))[0].tobytes()
+            ticket = block.seal(key, durability=message.durability, ttl_s=message.ttl_s)
             with self._namespace.runtime.engine.lock:
                 ticket.then(partial(self._later, partial(self._sealed, message, block, ticket)))
         except Exception as error:

@@ -75,8 +75,9 @@ class Pushes:
         if words := self._too_much(pages):
             return self._reply(Error(number, "limit", words))
         self._buffers[number] = _Buffer(pages)
-        told = partial(self._later_with, self._opened, number)
-        self._pusher.borrow(message.handle, pages, self, told)
+        self._pusher.borrow(
+            message.handle, pages, self, lambda it: self._later(partial(self._opened, number, it))
+        )
         return None
 
     def _too_much(self, pages: int) -> str:
@@ -88,11 +89,6 @@ class Pushes:
             words = f"{whole * self._runtime.slot_bytes} bytes of buffers would be shared"
             return f"{words}; at most {self._limits.buffer_bytes} can be"
         return ""
-
-    def _later_with(
-        self, work: Callable[[int, Borrowed | str], None], number: int, it: object
-    ) -> None:
-        self._later(partial(work, number, it))  # type: ignore[arg-type]
 
     def _opened(self, number: int, result: Borrowed | str) -> None:
         buffer = self._buffers.get(number)

@@ -33,7 +33,10 @@ def use_drives(namespace: Namespace, drives: Drives, turns: LoopTurns, later: La
     if all(file.fd < 0 for file in files):
         return  # a store in memory
     task = partial(go_on, namespace)
-    offer = partial(turns.offer, namespace.name, namespace.weight, ("go on", namespace), task)
+
+    def offer() -> None:
+        turns.offer(namespace.name, namespace.weight, ("go on", namespace), task)
+
     gate = drives.gate(files, namespace.weight, partial(later, offer))
     with engine.lock:
         engine.driver.gate = namespace.gate = gate

@@ -13,15 +13,13 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
-from typing import Any
 
-import msgspec
 import numpy as np
 
 from prefetchd.device import DeviceError, File
 from prefetchd.engine import EngineError
 from prefetchd.erasing import erase
-from prefetchd.format import FormatError, Superblock, encode_superblock
+from prefetchd.format import Superblock
 from prefetchd.model import Slots
 from prefetchd.reconfiguring import Reconfiguring
 from prefetchd.staging import ABANDONED, READING
@@ -99,9 +97,9 @@ class Attaching(Reconfiguring):
             used = number not in store.missing
             if new is None and used:
                 raise StoreError(f"store {store.where}: {path} is in use; detach it first")
-            if new is not None and place.absolute() in self._places():
+            if new is not None and place.absolute() == self._places()[number]:
                 raise StoreError(f"store {store.where} has the path {new} already")
-            self._named(number, place)
+            store.named(number, place)
             self._shut(number)
             try:
                 shape = store.superblock.of_stripe(number)
@@ -136,18 +134,6 @@ class Attaching(Reconfiguring):
 
     def _places(self) -> list[Path]:
         return [place.absolute() for place in self._parts.store.directories]
-
-    def _named(self, number: int, place: Path) -> dict[str, Any]:
-        """What the first superblock is to say with this place in use. Raises StoreError."""
-        store, names = self._parts.store, [str(one) for one in self._places()]
-        names[number] = str(place.absolute())
-        detached = tuple(other for other in store.superblock.detached if other != number)
-        said = {"paths": tuple(names), "detached": detached}
-        try:
-            encode_superblock(msgspec.structs.replace(store.superblock, **said))
-        except FormatError as error:
-            raise StoreError(f"store {store.where}: {error}") from error
-        return said
 
     def _shut(self, number: int) -> None:
         """No operation is for this path from here on, and none is in flight. Raises StoreError."""
@@ -205,7 +191,7 @@ class Attaching(Reconfiguring):
         folders[number] = place
         with store.guard:
             try:
-                store.restate(**self._named(number, place))
+                store.restate(**store.named(number, place))
             except StoreError:  # whichever paths the medium names now, both parts are there
                 self._change_back(number, old)
                 close_all([file.fd, lock])

@@ -59,6 +59,7 @@ class Catalog:
         self.next_expiry_ns = NEVER_NS
         """When `expired` is worth asking."""
         self._taken = np.zeros(blocks, np.bool_)
+        self._taken_on = np.zeros(superblock.stripes, np.int64)  # how many, a path
         self._mine = np.zeros(blocks, np.bool_)  # taken by this namespace
         self._stamp = superblock.epoch << 32
         self.free = FreeExtents(np.arange(blocks), superblock.stripes)
@@ -82,8 +83,10 @@ class Catalog:
         self.table[:] = table
         held = table["kind"] == PUBLISH
         self._taken[:] = held | occupied
-        self.blocks_used = int(np.count_nonzero(self._taken))
-        self.free = FreeExtents(np.flatnonzero(~self._taken), self.superblock.stripes)
+        stripes = self.superblock.stripes
+        self._taken_on[:] = np.bincount(np.flatnonzero(self._taken) % stripes, minlength=stripes)
+        self.blocks_used = int(self._taken_on.sum())
+        self.free = FreeExtents(np.flatnonzero(~self._taken), stripes)
         mine = held & ~occupied & (table["namespace"] == np.void(self.binding.namespace))
         self._mine[:] = mine
         self.index.adopt(mine, held & ~occupied & ~mine)
@@ -138,7 +141,7 @@ class Catalog:
 
     def taken_on(self, path: int) -> int:
         """Extents in use on this path, by all namespaces."""
-        return int(np.count_nonzero(self._taken[path :: self.superblock.stripes]))
+        return int(self._taken_on[path])
 
     def used_at(self, block: int) -> int:
         """Its place in the order of use; for `use_as`."""
@@ -162,6 +165,7 @@ class Catalog:
         caller checks `free`."""
         block = self.free.take()
         self._taken[block] = True
+        self._taken_on[block % self.superblock.stripes] += 1
         self.busy[block] = True
         self._mine[block] = True
         self.blocks_used += 1
@@ -171,6 +175,7 @@ class Catalog:
     def give_back(self, block: int) -> None:
         """The medium says nothing of this extent (any more): it may be written over."""
         self._taken[block] = self.busy[block] = False
+        self._taken_on[block % self.superblock.stripes] -= 1
         self.free.give_back(block)
         self.blocks_used -= 1
         self.mine_used -= int(self._mine[block])

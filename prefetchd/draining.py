@@ -80,16 +80,21 @@ class Drains:
                 "names the others"
             )
         new = [number for number in numbers if number not in paths.draining]
+        if new and not opening:
+            self._check_room(numbers, new)
+        return sorted(numbers)
+
+    def _check_room(self, numbers: list[int], new: list[int]) -> None:
         catalog = self._parts.catalog
         with self._engine.lock:
             needed = sum(catalog.taken_on(number) for number in new)
             room = catalog.free.outside(numbers)
-        if needed > room and not opening:
+        if needed > room:
             raise StoreError(
-                f"store {store.where}: the paths to be drained hold {needed} blocks, the others "
-                f"have room for {room}; lower cap_bytes first, so that the least used ones go"
+                f"store {self._parts.store.where}: the paths to be drained hold {needed} blocks, "
+                f"the others have room for {room}; lower cap_bytes first, so that the least used "
+                "ones go"
             )
-        return sorted(numbers)
 
     def go(self, numbers: list[int]) -> None:
         """Drain these paths from now on, and no others. The engine's lock is held."""
@@ -181,7 +186,9 @@ class Drains:
         catalog, chosen = self._parts.catalog, list[tuple[int, int]]()
         with self._engine.lock:
             self._engine.check()
-            for _ in range(2):
+            for scan in (False, True):
+                if scan:
+                    self._queue = self._on_draining_paths()
                 while self._queue and len(chosen) < most:
                     block = self._queue.pop()
                     stamp = int(catalog.stamps[block])
@@ -189,7 +196,6 @@ class Drains:
                         chosen.append((block, stamp))
                 if chosen:
                     break
-                self._queue = self._on_draining_paths()
         return chosen
 
     def _on_draining_paths(self) -> list[int]:

@@ -197,7 +197,8 @@ class KeyWatch:
             return None
         except OSError:
             return self._known
-        return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+        kind = stat.S_IFMT(found.st_mode)
+        return kind, found.st_size, found.st_dev, found.st_ino, found.st_mtime_ns
 
     def gone(self, now_ns: int) -> str:
         """Why it counts as destroyed, else empty. Looks at most once a second; a file that was
@@ -210,10 +211,16 @@ class KeyWatch:
             return ""
         try:
             read(self._path, self._shape, "")
-        except StoreError:
+        except StoreError as why:
+            if isinstance(why.__cause__, OSError) and _holds_something(state):
+                return ""  # and is looked at again, since it is not known
             return f"its key file {self._path} was destroyed; nothing it held can be read any more"
         self._known = state
         return ""
+
+
+def _holds_something(state: tuple[int, ...] | None) -> bool:
+    return state is not None and state[0] == stat.S_IFREG and state[1] > 0
 
 
 def _needed() -> None:

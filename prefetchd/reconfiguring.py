@@ -64,15 +64,15 @@ class Reconfiguring(Advising):
         Raises TypeError, ValueError, RegistryError, StoreError, PredictorError, and what a
         predictor's `__init__` raises: then nothing is changed. EngineError when stopped.
         """
-        asked = replace(self.options, **options)
-        options_now, changes = sorted_out(self.options, asked, self._parts.device.depth)
-        if options_now == self.options:
-            return changes
-        shape = self._parts.store.superblock
-        blocks_max = blocks_under_cap(shape, options_now.cap_bytes)
-        mine_max = blocks_under_quota(shape, options_now.quota_bytes)
-        draining = self._drains.numbers(options_now.drain)
-        with self.engine.lock:
+        with self.engine.lock:  # from the first look at the options on: others change them, too
+            asked = replace(self.options, **options)
+            options_now, changes = sorted_out(self.options, asked, self._parts.device.depth)
+            if options_now == self.options:
+                return changes
+            shape = self._parts.store.superblock
+            blocks_max = blocks_under_cap(shape, options_now.cap_bytes)
+            mine_max = blocks_under_quota(shape, options_now.quota_bytes)
+            draining = self._drains.numbers(options_now.drain)
             self.engine.check()
             self._exchange(options_now)
             catalog = self._parts.catalog

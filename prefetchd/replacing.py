@@ -30,8 +30,9 @@ def replace_path(
     """Make `new` the path of the store that `old` was, which may be away. `fill`, `raw`, `force`:
     as for a store that is made; `key_file`: of an encrypted one.
 
-    Raises StoreError: `old` is the first path or none of the store's, something lies there, or
-    `new` cannot be made. The store is then as it was; so it is after a crash, or has the new path.
+    Raises StoreError: `old` is the first path or none of the store's, something lies there, `new`
+    is another path of the store, or cannot be made or named. The store is then as it was; so it is
+    after a crash, or has the new path.
     """
     store = open_store(directory, None, Opening(allow_missing_paths=True, raw=raw))
     slot_bytes = store.superblock.slot_bytes
@@ -41,14 +42,11 @@ def replace_path(
     parts = assemble(store, options)
     try:
         number = _number(parts, old)
-        shape = store.superblock
+        shape, said = store.superblock, store.named(number, new)
         create_part(
             new, shape.of_stripe(number), fill=fill, raw=raw, force=force, progress=progress
         )
-        paths = list(shape.paths)
-        paths[number] = str(new.absolute())
-        detached = tuple(other for other in shape.detached if other != number)
-        store.superblocks[0] = msgspec.structs.replace(shape, paths=tuple(paths), detached=detached)
+        store.superblocks[0] = msgspec.structs.replace(shape, **said)
         store.missing |= {number}  # nothing is written to the old one any more
     finally:
         parts.close(clean=True)

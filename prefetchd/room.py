@@ -102,6 +102,7 @@ class Room:
         self._leased_until_ns = np.zeros(shape.blocks, np.int64)
         self._leaving = NO_IDS  # hidden, and still held
         self._moved: dict[int, int] = {}  # old copies of blocks that lie elsewhere now; stamps
+        self._moved_due_ns = NEVER_NS  # when the first of them may go, or earlier
         self._looked_ns = -_LOOK_NS
 
     def bound(self, floor_bytes: int, lease_ns: int) -> None:
@@ -130,7 +131,7 @@ class Room:
             catalog.cipher.forget()
             self._engine.fail(EngineError(f"store {self._where}: {why}"))
             self._engine.check()
-        if self._moved:
+        if self._moved and self._moved_due_ns <= self._engine.clock():
             self.let_moved_go()
         if self._driver.rot.rotten:
             self._note_rot(np.array(self._driver.rot.take(), np.int64))
@@ -151,16 +152,20 @@ class Room:
     def retire(self, block: int) -> None:
         """Its key leads to a copy. Who has its index can read it until its lease is over."""
         self._moved[block] = int(self._driver.catalog.stamps[block])
+        self._moved_due_ns = min(self._moved_due_ns, int(self._leased_until_ns[block]))
 
     def let_moved_go(self, *, at_once: bool = False) -> None:
         catalog = self._driver.catalog
         with self._engine.lock:
+            now_ns = self._engine.clock()
             for block, stamp in list(self._moved.items()):
-                if at_once or self._leased_until_ns[block] <= self._engine.clock():
+                if at_once or self._leased_until_ns[block] <= now_ns:
                     del self._moved[block]
                     if catalog.stamps[block] == stamp and catalog.index.visible[block]:
                         catalog.hide(np.array([block]))
                         self._leaving = np.append(self._leaving, block)
+            left = self._leased_until_ns[list(self._moved)]
+            self._moved_due_ns = int(left.min(initial=NEVER_NS))
 
     def leave(self, block: int) -> None:
         """A block that is not found (any more) goes, once nobody holds it."""

@@ -38,6 +38,7 @@ __all__ = ["Store", "StoreError", "in_memory", "plan_superblock"]
 
 _EXTENT_BYTES_MAX = 1 << 30  # one operation carries a whole extent
 _FILE_BYTES_MAX = (1 << 63) - 1
+_LONGEST = (1 << 63) - 1  # as a superblock's counts are encoded
 
 
 @dataclass(slots=True)
@@ -97,6 +98,23 @@ class Store:
                 self.superblocks[number] = shape
                 words = f"written, flushed and read back through {device.name}"
                 self.proofs[self.files[number].path] = words
+
+    def named(self, number: int, place: Path) -> dict[str, Any]:
+        """What the first superblock is to say with this place as the path `number`, in use; for
+        `restate`. Raises StoreError: it is another path of the store, or the names are too long."""
+        names = [str(one.absolute()) for one in self.directories]
+        names[number] = str(place.absolute())
+        if names.count(names[number]) > 1:
+            raise StoreError(f"store {self.where} has the path {place} already")
+        detached = tuple(other for other in self.superblock.detached if other != number)
+        said = {"paths": tuple(names), "detached": detached}
+        try:
+            # Whatever it has counted to by then: it must not be found too long at the closing.
+            counts = {"epoch": _LONGEST, "journal": (_LONGEST,) * 3, "clean": False}
+            encode_superblock(msgspec.structs.replace(self.superblock, **said, **counts))
+        except FormatError as error:
+            raise StoreError(f"store {self.where}: {error}") from error
+        return said
 
     def restate(self, **changes: Any) -> None:
         """Write the first superblock anew, with these fields changed, while others use the device,

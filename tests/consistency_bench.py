@@ -451,6 +451,9 @@ class World:
     def check_books(self) -> None:
         catalog = self.catalog
         assert catalog.blocks_used == int(np.count_nonzero(catalog._taken)) <= BLOCKS
+        stripes = catalog.superblock.stripes
+        for path in range(stripes):
+            assert catalog.taken_on(path) == np.count_nonzero(catalog._taken[path::stripes])
         free = list(catalog.free)
         assert len(set(free)) == len(free) == BLOCKS - catalog.blocks_used
         assert not catalog._taken[free].any()

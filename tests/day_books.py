@@ -107,6 +107,10 @@ def check_books(runtime: Runtime) -> None:
         free_ones = np.array([*catalog.free], np.int64)
         must(len(np.unique(free_ones)) == free, "an extent is free twice")
         must(not catalog._taken[free_ones].any(), "an extent is free and taken")
+        paths = range(catalog.superblock.stripes)
+        on_paths = [int(np.count_nonzero(catalog._taken[path :: len(paths)])) for path in paths]
+        counted = [catalog.taken_on(path) for path in paths]
+        must(counted == on_paths, f"{on_paths} extents are taken on the paths, counted {counted}")
         visible = catalog.blocks_visible
         coming = sum(not job.visible for job in writer._jobs.values())
         leaving = len(room._leaving) + len(catalog.discarded) + writer.commit.removing

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -306,6 +307,36 @@ def test_a_runtime_whose_key_is_destroyed_stops(
     runtime.close()
     with pytest.raises(StoreError, match="if it was destroyed, what the store held is erased"):
         prefetchd.open(kv, options=sealed(key))
+
+
+@pytest.mark.parametrize("error", [errno.EMFILE, errno.EACCES, errno.EIO])
+def test_a_key_file_that_cannot_be_looked_at_is_believed_to_be_there(
+    error: int, kv: Path, key: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not so one that is seen to be something else."""
+    monkeypatch.setattr(key_file, "_LOOK_NS", 0)
+    shape, text = superblock_of(kv, Opening(read_only=True)), key.read_bytes()
+    watch = key_file.KeyWatch(key, shape)
+
+    def refused(*_: object) -> None:
+        raise OSError(error, "no")
+
+    key.write_bytes(text)  # touched, and so read again
+    os.utime(key, ns=(0, 0))
+    with monkeypatch.context() as patch:
+        patch.setattr(key_file, "open", refused, raising=False)
+        assert watch.gone(1) == ""
+        key.write_bytes(b"")
+        assert "was destroyed" in watch.gone(2)
+    key.write_bytes(text.replace(b"key/1", b"key/0"))
+    assert "was destroyed" in watch.gone(3), "it is looked at again"
+    key.unlink()
+    assert "was destroyed" in watch.gone(4)
+    key.mkdir()
+    assert "was destroyed" in watch.gone(5)
+    key.rmdir()
+    key.write_bytes(text)
+    assert watch.gone(6) == ""
 
 
 def test_an_encrypted_namespace_is_erased_with_its_key_and_encrypted_again(

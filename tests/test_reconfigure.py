@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prefetchd import Options, RegistryError, Runtime, StoreError
+from prefetchd import Options, RegistryError, Runtime, StoreError, reconfiguring
+from prefetchd.changes import sorted_out
 from prefetchd.config import read_config, settings_of
 from prefetchd.core import CoreLimits
 from prefetchd.eviction import EVICTIONS
@@ -247,6 +248,37 @@ def test_what_cannot_be_changed_is_named_and_what_is_refused_changes_nothing() -
                 kv.reconfigure(**wrong)
             assert kv.options == before
         assert str(kv.reconfigure()) == "nothing has changed"
+
+
+def test_two_that_change_options_at_once_undo_nothing_of_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with open_plain() as kv:
+        looked = threading.Event()
+
+        def other() -> None:
+            if kv.engine.lock.acquire(blocking=False):
+                kv.engine.lock.release()
+                kv.reconfigure(lease_s=7.0)
+                looked.set()
+            else:  # it can only come after
+                looked.set()
+                kv.reconfigure(lease_s=7.0)
+
+        thread = threading.Thread(target=other)
+
+        def beside(*words: Any) -> Any:
+            monkeypatch.undo()
+            sorted_now = sorted_out(*words)
+            thread.start()
+            assert looked.wait(60)
+            return sorted_now
+
+        monkeypatch.setattr(reconfiguring, "sorted_out", beside)
+        kv.reconfigure(ttl_s=5.0)
+        thread.join(60)
+        assert (kv.options.ttl_s, kv.options.lease_s) == (5.0, 7.0)
+        assert kv._puts.room._lease_ns == 7 * 10**9
 
 
 def raises(geometry: Geometry, slots: int) -> Predictor:

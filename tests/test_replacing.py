@@ -83,16 +83,30 @@ def test_a_path_of_an_encrypted_store_is_emptied_and_replaced(tmp_path: Path) ->
         ("a", "d", "has no further path"),
         ("x", "d", "has no further path"),
         ("b", "d", "blocks lie on .*empty it first"),
-        ("c", "b", "exists already|in use"),
+        ("c", "b", "has the path .* already"),
+        ("c", "/".join(["d" * 200] * 19), "names of its folders are too long"),
         ("c", "no/such", "create its parent folder first"),
     ],
 )
 def test_what_cannot_be_replaced_is_refused_and_nothing_changes(
     drained: Path, old: str, new: str, words: str
 ) -> None:
+    if "too long" in words:
+        (drained / new).parent.mkdir(parents=True)
     with pytest.raises(StoreError, match=words):
         replace_path(drained / "a", drained / old, drained / new, fill=False)
     assert not (drained / "d").exists()
+    assert new == "b" or not (drained / new).exists()
     with open_three(drained) as kv:
         assert kv._parts.store.directories[2] == drained / "c"
+        assert np.array_equal(read_all(kv, keys(24)), content(24))
+
+
+def test_a_path_that_is_away_is_not_named_twice(drained: Path) -> None:
+    shutil.move(drained / "b", drained / "away")
+    with pytest.raises(StoreError, match=r"has the path .* already"):
+        replace_path(drained / "a", drained / "c", drained / "b", fill=False)
+    assert not (drained / "b").exists()
+    shutil.move(drained / "away", drained / "b")
+    with open_three(drained) as kv:
         assert np.array_equal(read_all(kv, keys(24)), content(24))

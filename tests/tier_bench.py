@@ -285,6 +285,9 @@ class World:
     def check_books(tier: Tier) -> None:
         catalog = tier.catalog
         assert catalog.blocks_used == int(np.count_nonzero(catalog._taken))
+        stripes = catalog.superblock.stripes
+        for path in range(stripes):
+            assert catalog.taken_on(path) == np.count_nonzero(catalog._taken[path::stripes])
         assert catalog.blocks_visible == len(catalog.index.block_of)
         assert len(set(catalog.free)) == len(catalog.free)
         assert len(catalog.free) == catalog.superblock.blocks - catalog.blocks_used

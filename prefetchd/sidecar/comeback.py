@@ -25,7 +25,8 @@ PAUSE_S, PAUSE_MAX_S = 0.01, 1.0
 
 class Comeback:
     """`attached` is called with every new attachment, before its link is used, and may raise
-    SidecarError or GpuError to refuse it; `back` with the link, and says whether it was still wanted."""
+    SidecarError or GpuError to refuse it; `back` with the link, and says whether it was still
+    wanted."""
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ from prefetchd import gpu as contract
 from prefetchd.devices.host import DONE, check_push
 from prefetchd.gpu import GpuDevice, GpuError, Lent
 from prefetchd.model import Slots
-from prefetchd.sidecar.conversation import Answers
+from prefetchd.sidecar.conversation import Answers, words_of
 from prefetchd.sidecar.line import Line
 from prefetchd.sidecar.link import Link
 from prefetchd.sidecar.protocol import Push, Share, Unshare
@@ -137,7 +137,7 @@ class RemoteBuffers:
             buffer.known_to, buffer.number, self.engine = link.answers, numbers[0], reply.engine
             return True
         buffer.refused_by = link.answers
-        words = getattr(reply, "words", "its answer makes no sense")
+        words = words_of(reply)
         if not link.attachment.lost:
             if isinstance(reply, Error) and reply.code == "unable":
                 self._refused_by, self.engine = link.answers, ""

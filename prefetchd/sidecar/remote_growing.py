@@ -16,6 +16,7 @@ from prefetchd.growing import GrowError
 from prefetchd.lookups import as_keys
 from prefetchd.model import Ids
 from prefetchd.sidecar.caller import ANSWER_NS
+from prefetchd.sidecar.conversation import words_of
 from prefetchd.sidecar.handshake import SidecarError
 from prefetchd.sidecar.line import Line
 from prefetchd.sidecar.link import Link
@@ -38,7 +39,7 @@ def grow(
     if isinstance(reply, Grown) and 0 <= reply.block < len(stamps):
         stamps[reply.block] = reply.stamp
         return RemoteGrowing(line, link, stamps, reply.block, request)
-    words = getattr(reply, "words", "the daemon's answer makes no sense")
+    words = words_of(reply)
     if link.attachment.lost:
         raise GrowError(f"no block can be opened: {words}")
     if isinstance(reply, Error) and reply.code == "limit":
@@ -140,7 +141,7 @@ class RemoteGrowing:
             if block >= 0:
                 self._stamps[block] = stamp
         else:
-            words = getattr(reply, "words", "the daemon's answer makes no sense")
+            words = words_of(reply)
             self._open = not self._link.attachment.lost  # it was not the daemon's to seal
             failures, block, stamp = [f"block 0 was not stored: {words}"], -1, 0
         ticket.failures += failures

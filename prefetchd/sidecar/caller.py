@@ -100,9 +100,7 @@ class Caller:
 
     def pages(self, blocks: Ids, layer: int) -> Ids:
         """Page ids (int64) of one layer of these blocks."""
-        if not 0 <= layer < self.geometry.layers:
-            raise ValueError(f"layer {layer} of a store with {self.geometry.layers} pages a block")
-        return self.geometry.page_ids(np.asarray(blocks, np.int64), layer)
+        return self.geometry.checked_page_ids(np.asarray(blocks, np.int64), layer)
 
     def buffer(self, pages: int) -> Any:
         """A destination for `Ticket.push`: (pages, slot_bytes) bytes in the GPU's memory."""

@@ -80,9 +80,7 @@ class RemoteGrowing:
     def pages(self, layer: int) -> Ids:
         """Its page id of one layer (int64, length 1), for `demand` beside other pages."""
         geometry = self._link.attachment.geometry
-        if not 0 <= layer < geometry.layers:
-            raise ValueError(f"layer {layer} of a store with {geometry.layers} pages a block")
-        return np.array([self.number * geometry.layers + layer])
+        return geometry.checked_page_ids(np.array([self.number]), layer)
 
     def write(self, layer: int, data: NDArray[np.generic], at: int) -> None:
         """Copy `data` (any shape and dtype) into the page of one layer, from byte `at` on.

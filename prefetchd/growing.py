@@ -35,6 +35,7 @@ class OpenBlocks:
         self.engine = engine
         self.puts = puts
         self.catalog = parts.catalog
+        self.geometry = parts.geometry
         page_bytes = parts.store.superblock.page_bytes
         self.staged = parts.staging[:, :page_bytes]
         self._fills = parts.core.fills
@@ -156,10 +157,7 @@ class GrowingBlock:
 
     def pages(self, layer: int) -> Ids:
         """Its page id of one layer (int64, length 1), for `demand` beside other pages."""
-        layers = self._blocks.catalog.superblock.layers
-        if not 0 <= layer < layers:
-            raise ValueError(f"layer {layer} of a store with {layers} pages a block")
-        return np.array([self.number * layers + layer])
+        return self._blocks.geometry.checked_page_ids(np.array([self.number]), layer)
 
     def write(self, layer: int, data: NDArray[np.generic], at: int) -> None:
         """Copy `data` (any shape and dtype) into the page of one layer, from byte `at` on.

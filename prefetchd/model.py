@@ -89,6 +89,12 @@ class Geometry:
     def page_ids(self, blocks: Ids, layer: int) -> Ids:
         return blocks * self.layers + layer
 
+    def checked_page_ids(self, blocks: Ids, layer: int) -> Ids:
+        """Raises ValueError for a layer that there is not."""
+        if not 0 <= layer < self.layers:
+            raise ValueError(f"layer {layer} of a store with {self.layers} pages a block")
+        return self.page_ids(blocks, layer)
+
     def all_pages(self, blocks: Ids) -> Ids:
         """Of these blocks, one after another, each in layer order."""
         return (blocks[:, None] * self.layers + np.arange(self.layers)).reshape(-1)

@@ -93,9 +93,7 @@ class Runtime(Attaching, Closing):
 
     def pages(self, blocks: Ids, layer: int) -> Ids:
         """Page ids (int64) of one layer of these blocks."""
-        if not 0 <= layer < self.geometry.layers:
-            raise ValueError(f"layer {layer} of a store with {self.geometry.layers} pages a block")
-        return self.geometry.page_ids(np.asarray(blocks, np.int64), layer)
+        return self.geometry.checked_page_ids(np.asarray(blocks, np.int64), layer)
 
     def demand(
         self,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -14,9 +15,6 @@ from prefetchd.model import Outcome
 from prefetchd.paths import PathStats
 from prefetchd.puts import Puts
 from prefetchd.waits import WaitCounts, Waits
-
-_NO_SAMPLES = np.empty(0, np.int64)
-_NO_WAITS = WaitCounts([], 0, [], [])
 
 
 class StoreWrites(msgspec.Struct, frozen=True):
@@ -127,11 +125,10 @@ def _store_writes(parts: Parts, puts: Puts, blocks_open: int) -> StoreWrites:
 def take_stats(parts: Parts, engine: Engine, puts: Puts, blocks_open: int, waits: Waits) -> Stats:
     """What takes long to count is counted without the engine's lock: nobody is to wait for it."""
     with engine.lock:
-        stats = _counters(parts, engine, puts, blocks_open)
+        made = _counters(parts, engine, puts, blocks_open)
         waited = waits.snapshot()
     staging = parts.core.staging
-    return replace(
-        stats,
+    return made(
         slots_used=int(np.count_nonzero(staging.page_of >= 0)),
         slots_pinned=int(np.count_nonzero(staging.pins)),
         waits=waited(),
@@ -139,11 +136,13 @@ def take_stats(parts: Parts, engine: Engine, puts: Puts, blocks_open: int, waits
     )
 
 
-def _counters(parts: Parts, engine: Engine, puts: Puts, blocks_open: int) -> Stats:
+def _counters(parts: Parts, engine: Engine, puts: Puts, blocks_open: int) -> partial[Stats]:
+    """What is quickly counted; it lacks the rest."""
     core, driver = parts.core, parts.driver
     counters, staging = core.counters, core.staging
     base_ns, service_ns = core.planner.device_times_ns()
-    return Stats(
+    return partial(
+        Stats,
         device=parts.device.name,
         engine=parts.device.engine,
         gpu=parts.gpu.engine,
@@ -151,8 +150,6 @@ def _counters(parts: Parts, engine: Engine, puts: Puts, blocks_open: int) -> Sta
         evict=staging.eviction.name,
         notes=parts.notes,
         slots=staging.slots,
-        slots_used=0,
-        slots_pinned=0,
         blocks=parts.geometry.blocks,
         blocks_visible=parts.catalog.blocks_visible,
         outcomes={o.name.lower(): int(counters.outcomes[o]) for o in Outcome},
@@ -171,13 +168,11 @@ def _counters(parts: Parts, engine: Engine, puts: Puts, blocks_open: int) -> Sta
         bytes_read=driver.bytes_read,
         bytes_written=driver.writer.commit.written.total,
         store_writes=_store_writes(parts, puts, blocks_open),
-        waits=_NO_WAITS,
         ops_in_flight=parts.device.in_flight,
         ops_queued=sum(len(ops) for queue in driver.waiting for ops in queue),
         achieved_depth=driver.depth.mean,
         prefetch_budget=core.planner.budget(),
         base_latency_us=base_ns / 1e3,
         service_us=service_ns / 1e3,
-        decision_ns=_NO_SAMPLES,
         encrypted=parts.catalog.cipher is not None,
     )

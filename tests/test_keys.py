@@ -31,6 +31,14 @@ def test_a_prefix_has_the_first_of_the_keys(all_of_them: list[int], cut: int) ->
     assert block_keys(all_of_them[:cut], LAYOUT) == keys[: min(cut, len(all_of_them)) // 4]
 
 
+@given(tokens, st.integers(1, 9))
+def test_a_chain_goes_on_after_any_of_its_keys(all_of_them: list[int], first: int) -> None:
+    keys = block_keys(all_of_them, LAYOUT)
+    for block in range(first, len(keys), 2):
+        rest = block_keys(all_of_them[4 * block :], LAYOUT, after=keys[block - 1])
+        assert rest == keys[block:]
+
+
 def test_the_chain_goes_through_what_came_before() -> None:
     repeated = block_keys([1, 2, 3, 4] * 3, LAYOUT)
     assert len(set(repeated)) == 3, "the same tokens at another place are another block"

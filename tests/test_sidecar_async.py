@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from prefetchd import AsyncClient, AwayError, DoneHint, SidecarError, aconnect
+from prefetchd.sidecar.conversation import Answers
+from prefetchd.sidecar.handshake import hello_for
+from prefetchd.sidecar.link import Link
+from prefetchd.sidecar.loop_line import LoopLine
 from tests.runtime_bench import BLOCKS, LAYERS, PAGE_BYTES, content, keys, pinned
 from tests.sidecar_bench import PATIENCE_S, Daemon, daemon, in_space
 
@@ -77,6 +84,46 @@ def test_releases_go_by_themselves_where_nothing_follows(tmp_path: Path) -> None
             assert pinned(served.runtime()) == 0
 
         run(served, work)
+
+
+def test_what_the_daemon_does_not_take_at_once_is_sent_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the loop is asked to tell of room once, not with every message."""
+    parts = [bytes([number]) * (1 << 20) for number in range(5)]
+
+    async def main() -> None:
+        ours, theirs = socket.socketpair()
+        theirs.setblocking(False)
+        line = LoopLine(tmp_path, hello_for("default", "", None, None, 0), lambda _: None)
+        attachment: Any = SimpleNamespace(answers=Answers())
+        line._link = Link(ours, attachment)
+        ours.setblocking(False)
+        loop, asked = asyncio.get_running_loop(), list[str]()
+
+        def noting(name: str, really: Callable[..., Any]) -> Callable[..., Any]:
+            def noted(*those: Any) -> Any:
+                asked.append(name)
+                return really(*those)
+
+            return noted
+
+        for name in ("add_writer", "remove_writer"):
+            monkeypatch.setattr(loop, name, noting(name, getattr(loop, name)))
+        with ours, theirs:
+            for part in parts:
+                line.send(part)
+            came = bytearray()
+            while len(came) < len(parts) << 20:
+                came += await loop.sock_recv(theirs, 1 << 20)
+            while line._writing:
+                await asyncio.sleep(0)
+            assert came == b"".join(parts)
+            line.send(b"more")
+            assert theirs.recv(8) == b"more"
+        assert asked == ["add_writer", "remove_writer"]
+
+    asyncio.run(main())
 
 
 def test_while_the_daemon_is_away_everything_is_missing(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from contextlib import suppress
@@ -9,10 +10,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
-from prefetchd import AwayError, Client, DoneHint, PageMissing, SidecarError, connect
+from prefetchd import (
+    AwayError,
+    Client,
+    DoneHint,
+    PageMissing,
+    Runtime,
+    SidecarError,
+    aconnect,
+    connect,
+)
 from prefetchd.model import Ids, Outcome
 from prefetchd.predictor import Guess, Predictor
 from prefetchd.sidecar import client as client_module
@@ -194,6 +205,34 @@ def test_a_namespace_whose_engine_stops_answers_with_misses_and_harms_no_other(
         assert kv.lookup(keys(1)).tolist() == []
         with other.demand(other.pages(blocks, 0)) as ticket:
             assert not ticket.missing.any()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"of_tomorrow": 1}, "nothing is known of of_tomorrow"),
+        ({"slots": "many"}, r"Expected `int`, got `str` - at `\$\.slots`"),
+        ({"waits": None}, "missing required field `waits`"),
+        ({"paths": [{}]}, r"missing required field `path` - at `\$\.paths"),
+    ],
+)
+def test_figures_of_another_version_are_told_in_words(
+    change: dict[str, Any], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def ask(address: str) -> None:
+        async with await aconnect(address) as kv:
+            with pytest.raises(AwayError, match=f"another version's: .*{words}"):
+                await kv.stats()
+
+    with daemon(tmp_path) as served, served.connect() as kv:
+        told = {**msgspec.to_builtins(kv.stats(), enc_hook=lambda _: []), **change}
+        told = {name: value for name, value in told.items() if value is not None}
+        with monkeypatch.context() as patch:
+            patch.setattr(Runtime, "stats", lambda _: told)
+            with pytest.raises(AwayError, match=f"another version's: .*{words}"):
+                kv.stats()
+            asyncio.run(ask(served.address))
+        assert kv.stats().slots > 0, "and the client is usable as before"
 
 
 def test_threads_of_one_client_wait_side_by_side(tmp_path: Path) -> None:

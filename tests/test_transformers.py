@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prefetchd import Options
+from prefetchd import Options, block_keys
 from tests.tiny_model import LAYERS, builtin_cache, prompt, stored, tiny_model, torch, usual, word
 
 adapter = pytest.importorskip("prefetchd.adapters.transformers")
@@ -89,6 +89,27 @@ def test_a_longer_prompt_goes_on_where_a_shorter_one_ended() -> None:
         assert kv.cache(ids).get_seq_length() == 96
         assert kv.cache(prompt(300, seed=2)).get_seq_length() == 0
         assert stored(kv, ids, 20) == usual(model, ids, 20)
+
+
+def test_blocks_have_the_names_of_the_whole_chain_and_each_token_is_hashed_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, ids = tiny_model(), prompt(150)
+    hashed = []
+
+    def counting(tokens: list[int], *places: Any, **more: Any) -> list[bytes]:
+        hashed.append(len(tokens))
+        return block_keys(tokens, *places, **more)
+
+    monkeypatch.setattr(adapter, "block_keys", counting)
+    with adapter.open(model, None, blocks=BLOCKS) as kv:
+        stored(kv, ids[:, :100], 2)
+        assert sum(hashed) == 99 + 96  # those that are looked for, and those that are stored
+        hashed.clear()
+        said = stored(kv, ids, 40)  # goes on after six blocks that are found
+        assert sum(hashed) == 149 + (189 - 96) // 16 * 16
+        everything = [*ids[0].tolist(), *said]
+        assert len(kv.runtime.find(block_keys(everything, kv.layout))) == 11
 
 
 def test_sequences_take_turns(tmp_path: Path) -> None:

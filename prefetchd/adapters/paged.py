@@ -6,7 +6,7 @@ attention: it is given keys and values layer by layer and gives them back.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -23,8 +23,14 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 """Keys and values, [head, token, dimension] each."""
 
 
+class BlockKeys(Protocol):
+    """From tokens to the keys of their whole blocks; `after`: the key of the block before them."""
+
+    def __call__(self, tokens: list[int], *, after: bytes | None = None) -> list[bytes]: ...
+
+
 class PagedSequence:
-    """`keys`: from tokens to the keys of their whole blocks. `window_blocks`: so many of the newest
+    """`window_blocks`: so many of the newest
     whole blocks stay in memory, and the first `sink_blocks`. `selector`: chooses the far blocks
     that single tokens read; without it they read all. Batches of one only."""
 
@@ -32,7 +38,7 @@ class PagedSequence:
         self,
         runtime: Runtime,
         shape: Shape,
-        keys: Callable[[list[int]], list[bytes]],
+        keys: BlockKeys,
         *,
         window_blocks: int = 2,
         sink_blocks: int = 1,
@@ -50,6 +56,7 @@ class PagedSequence:
         self._full = shape.room(0)
         self._puts: list[tuple[int, PutTicket]] = []  # first block of each put
         self._sealed = 0
+        self._last_key: bytes | None = None  # of the last block that is sealed
 
     def length(self, layer: int = 0) -> int:
         return self.near.lengths[layer]
@@ -137,12 +144,12 @@ class PagedSequence:
             )
         full = self.length() // size
         if full > self._sealed:
-            names = self._keys(self.tokens[: full * size])
-            for number in range(self._sealed, full):
-                pages = self.near.block(number)
-                put = self.runtime.put(names[number : number + 1], pages, durability="fast")
+            tokens = self.tokens[self._sealed * size : full * size]
+            names = self._keys(tokens, after=self._last_key)
+            for number, name in enumerate(names, self._sealed):
+                put = self.runtime.put([name], self.near.block(number), durability="fast")
                 self._puts.append((number, put))
-            self._sealed = full
+            self._sealed, self._last_key = full, names[-1]
         keep = max(0, full - self._window)
         if keep * size > self.near.base:
             self._stored(keep)
@@ -189,7 +196,7 @@ class PagedSequence:
             return 0
         far, near = self.far, self.near
         far.blocks, far.stamps = found.blocks, found.stamps
-        self._sealed = len(found)
+        self._sealed, self._last_key = len(found), names[len(found) - 1]
         near.begin(self._sealed * size)
         far.count = max(0, self._sealed - self._sinks)
         self.tokens = list(tokens[: near.base])

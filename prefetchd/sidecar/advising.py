@@ -10,6 +10,7 @@ import numpy as np
 from prefetchd.advice import Advice, Prefill
 from prefetchd.model import Ids
 from prefetchd.sidecar import protocol, replies
+from prefetchd.sidecar.conversation import words_of
 from prefetchd.sidecar.protocol import IDS_MAX
 from prefetchd.sidecar.replies import Reply
 from prefetchd.sidecar.wire import frame, raw_of
@@ -34,7 +35,7 @@ def advice_of(reply: Reply, prefill: Prefill, blocks: int) -> Advice:
             reply.chosen_ns,
             reply.words,
         )
-    words = str(getattr(reply, "words", "the daemon's answer makes no sense"))
+    words = words_of(reply)
     if isinstance(reply, replies.Error) and reply.code == "bad_request":
         raise ValueError(words)
     return advice_away(words, prefill, blocks)

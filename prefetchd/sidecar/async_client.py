@@ -28,13 +28,12 @@ from prefetchd.sidecar.conversation import (
     found_of,
     hint_frame,
     nothing,
-    stats_of,
 )
 from prefetchd.sidecar.handshake import AwayError, SidecarError
 from prefetchd.sidecar.loop_line import LoopLine
 from prefetchd.sidecar.protocol import AskStats, Hello
 from prefetchd.sidecar.remote import RemotePut, RemoteTicket
-from prefetchd.sidecar.replies import Reply, Told
+from prefetchd.sidecar.replies import Reply
 from prefetchd.sidecar.wire import frame
 from prefetchd.sidecar.writes import NO_END_NS, fail
 from prefetchd.stats import Stats
@@ -157,9 +156,7 @@ class AsyncClient(Caller):
         if self._line.attachment() is None:
             raise AwayError(self._line.away)
         reply = await self._line.answer(lambda number: frame(AskStats(number)), ANSWER_NS)
-        if not isinstance(reply, Told):
-            raise AwayError(getattr(reply, "words", "the daemon's answer makes no sense"))
-        return stats_of(reply.stats, self._gpu.engine)
+        return self._stats_of(reply, self._gpu.engine)
 
     @property
     def away(self) -> str:

@@ -20,10 +20,12 @@ from prefetchd.holds import check_demand
 from prefetchd.hostinfo import Medium
 from prefetchd.lookups import Keys, Stamps, as_keys
 from prefetchd.model import Geometry, Ids, Scores
-from prefetchd.sidecar.conversation import Attachment
-from prefetchd.sidecar.handshake import SidecarError
-from prefetchd.sidecar.replies import Limits
+from prefetchd.sidecar.conversation import Attachment, stats_of
+from prefetchd.sidecar.handshake import AwayError, SidecarError
+from prefetchd.sidecar.replies import Limits, Reply
+from prefetchd.sidecar.wire import ProtocolError
 from prefetchd.sidecar.writes import Writes
+from prefetchd.stats import Stats
 from prefetchd.terms import as_pages, check_terms
 from prefetchd.tickets import Ticket
 
@@ -98,9 +100,7 @@ class Caller:
 
     def pages(self, blocks: Ids, layer: int) -> Ids:
         """Page ids (int64) of one layer of these blocks."""
-        if not 0 <= layer < self.geometry.layers:
-            raise ValueError(f"layer {layer} of a store with {self.geometry.layers} pages a block")
-        return self.geometry.page_ids(np.asarray(blocks, np.int64), layer)
+        return self.geometry.checked_page_ids(np.asarray(blocks, np.int64), layer)
 
     def buffer(self, pages: int) -> Any:
         """A destination for `Ticket.push`: (pages, slot_bytes) bytes in the GPU's memory."""
@@ -149,3 +149,13 @@ class Caller:
         if self._writes is None:
             self._writes = Writes(attachment, self._stamps, lock)
         return self._writes
+
+    # --- after something has come ---
+
+    @staticmethod
+    def _stats_of(reply: Reply, gpu: str) -> Stats:
+        """Raises AwayError where there are no figures."""
+        try:
+            return stats_of(reply, gpu)
+        except ProtocolError as error:
+            raise AwayError(str(error)) from error

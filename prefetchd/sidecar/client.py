@@ -28,7 +28,6 @@ from prefetchd.sidecar.conversation import (
     found_of,
     hint_frame,
     nothing,
-    stats_of,
 )
 from prefetchd.sidecar.handshake import AwayError
 from prefetchd.sidecar.line import Line
@@ -38,7 +37,6 @@ from prefetchd.sidecar.protocol import AskStats, Hello
 from prefetchd.sidecar.remote import RemotePut, RemoteTicket
 from prefetchd.sidecar.remote_buffers import RemoteBuffers, pushed_by
 from prefetchd.sidecar.remote_growing import RemoteGrowing, grow
-from prefetchd.sidecar.replies import Told
 from prefetchd.sidecar.wire import frame
 from prefetchd.sidecar.writes import NO_END_NS, Piece, Writes, fail
 from prefetchd.stats import Stats
@@ -238,9 +236,7 @@ class Client(Caller, Closing):
         if link is None:
             raise AwayError(self._line.away)
         reply = self._line.answer(link, lambda number: frame(AskStats(number)), ANSWER_NS)
-        if not isinstance(reply, Told):
-            raise AwayError(getattr(reply, "words", "the daemon's answer makes no sense"))
-        return stats_of(reply.stats, pushed_by(self._gpu.engine, self._buffers.engine))
+        return self._stats_of(reply, pushed_by(self._gpu.engine, self._buffers.engine))
 
     def close(self) -> None:
         """Let go of the daemon, which goes on; puts that have not ended are ended by it."""

@@ -8,8 +8,7 @@ bytes travel and who waits how.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
-from typing import Any
+from dataclasses import fields, replace
 
 import msgspec
 import numpy as np
@@ -28,7 +27,6 @@ from prefetchd.model import (
     Ready,
     Scores,
 )
-from prefetchd.paths import PathStats
 from prefetchd.sidecar import protocol, replies
 from prefetchd.sidecar.arena import map_staging, map_write_arena
 from prefetchd.sidecar.protocol import (
@@ -43,8 +41,7 @@ from prefetchd.sidecar.protocol import (
 )
 from prefetchd.sidecar.replies import Error, Reply, Welcome
 from prefetchd.sidecar.wire import Frames, ProtocolError, array_of, frame, raw_of, reply_of
-from prefetchd.stats import Stats, StoreWrites
-from prefetchd.waits import WaitCounts
+from prefetchd.stats import Stats
 
 Answered = Callable[[Reply], None]
 
@@ -205,6 +202,11 @@ def nothing(number: int, count: int) -> Ready:
     return Ready(number, slots, outcomes, np.zeros(count, np.int64))
 
 
+def words_of(reply: Reply) -> str:
+    """Why there is no answer of the kind that was asked for."""
+    return reply.words if isinstance(reply, Error) else "the daemon's answer makes no sense"
+
+
 def found_of(reply: Reply) -> Found:
     if not isinstance(reply, replies.Found):
         return Found(NO_IDS, NO_IDS)
@@ -220,17 +222,23 @@ def put_end_of(reply: Reply, count: int) -> tuple[list[int], list[int], list[str
         stamps = array_of(reply.stamps, np.int64, count, "stamps", count)
         refused = [place for place in reply.refused if 0 <= place < count]
         return blocks.tolist(), stamps.tolist(), list(reply.failures), refused
-    why: Any = getattr(reply, "words", "the daemon's answer makes no sense")
-    failures = [f"block {place} was not stored: {why}" for place in range(count)]
+    failures = [f"block {place} was not stored: {words_of(reply)}" for place in range(count)]
     return [-1] * count, [0] * count, failures, []
 
 
-def stats_of(told: dict[str, Any], gpu: str) -> Stats:
-    """Of what the daemon told; `gpu` is this process's own."""
-    writes = msgspec.convert(told.pop("store_writes"), StoreWrites)
-    paths = tuple(msgspec.convert(told.pop("paths"), list[PathStats]))
-    notes = tuple(told.pop("notes"))
-    waits = msgspec.convert(told.pop("waits"), WaitCounts)
-    samples = {"decision_ns": np.empty(0, np.int64)}
-    stats = Stats(**{**told, **samples}, store_writes=writes, paths=paths, notes=notes, waits=waits)
+def stats_of(reply: Reply, gpu: str) -> Stats:
+    """Of what the daemon told, without samples; `gpu` is this process's own. Raises ProtocolError
+    for an error, and for figures with other fields than this version's."""
+    if not isinstance(reply, replies.Told):
+        raise ProtocolError(words_of(reply))
+    try:
+        stats = msgspec.convert(reply.stats, Stats, dec_hook=lambda *_: np.empty(0, np.int64))
+    except msgspec.ValidationError as error:
+        raise _other_version(str(error)) from error
+    if unknown := sorted(reply.stats.keys() - {field.name for field in fields(Stats)}):
+        raise _other_version(f"here nothing is known of {', '.join(unknown)}")
     return replace(stats, gpu=gpu)
+
+
+def _other_version(why: str) -> ProtocolError:
+    return ProtocolError(f"the daemon's figures are another version's: {why}; update the older one")

@@ -42,6 +42,7 @@ class LoopLine:
         self._numbers = count(1)
         self._link: Link | None = None
         self._out = bytearray()
+        self._writing = False  # the loop is to say when the daemon takes more
         self._changed: asyncio.Future[None] | None = None
         self._closed = False
         self._comeback: asyncio.Task[None] | None = None
@@ -107,20 +108,26 @@ class LoopLine:
                 self._out += release_frame(self._given_back)
                 self._given_back = []
             self._out += data
-            self._flush(self._link)
+            if not self._writing:
+                self._flush(self._link)
 
     def _flush(self, link: Link) -> None:
-        loop = asyncio.get_running_loop()
         try:
             while self._out:
                 del self._out[: link.sock.send(self._out)]
         except BlockingIOError:
-            loop.add_writer(link.sock, self._flush, link)
-            return
+            if not self._writing:
+                self._writing = True
+                asyncio.get_running_loop().add_writer(link.sock, self._flush, link)
         except OSError as error:
             self._break(f"the daemon has gone: {error.strerror}")
-            return
-        loop.remove_writer(link.sock)
+        else:
+            self._stop_writing(link)
+
+    def _stop_writing(self, link: Link) -> None:
+        if self._writing:
+            self._writing = False
+            asyncio.get_running_loop().remove_writer(link.sock)
 
     async def news(self) -> None:
         """Return when something was answered, or the line broke or came back."""
@@ -196,7 +203,7 @@ class LoopLine:
             return
         loop = asyncio.get_running_loop()
         loop.remove_reader(link.sock)
-        loop.remove_writer(link.sock)
+        self._stop_writing(link)
         link.sock.close()
         if self._tick is not None:
             self._tick.cancel()

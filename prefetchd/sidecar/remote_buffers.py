@@ -18,7 +18,7 @@ from prefetchd import gpu as contract
 from prefetchd.devices.host import DONE, check_push
 from prefetchd.gpu import GpuDevice, GpuError, Lent
 from prefetchd.model import Slots
-from prefetchd.sidecar.conversation import Answers
+from prefetchd.sidecar.conversation import Answers, words_of
 from prefetchd.sidecar.line import Line
 from prefetchd.sidecar.link import Link
 from prefetchd.sidecar.protocol import Push, Share, Unshare
@@ -137,7 +137,7 @@ class RemoteBuffers:
             buffer.known_to, buffer.number, self.engine = link.answers, numbers[0], reply.engine
             return True
         buffer.refused_by = link.answers
-        words = getattr(reply, "words", "its answer makes no sense")
+        words = words_of(reply)
         if not link.attachment.lost:
             if isinstance(reply, Error) and reply.code == "unable":
                 self._refused_by, self.engine = link.answers, ""
@@ -177,7 +177,7 @@ class RemoteBuffers:
             if not count:
                 return DONE
             self._make_room(known, link)
-            return self._ask(known, link, Push(0, ticket, known.number, row + start, skip_missing))
+            return self._ask(known, link, ticket, row + start, skip_missing=skip_missing)
 
     def _make_room(self, buffer: _Buffer, link: Link) -> None:
         """Wait for the oldest pushes while as many are under way as the daemon takes."""
@@ -187,7 +187,9 @@ class RemoteBuffers:
         for push in waiting[: max(0, len(waiting) - most + 1)]:
             push.settle()
 
-    def _ask(self, buffer: _Buffer, link: Link, message: Push) -> RemotePush:
+    def _ask(
+        self, buffer: _Buffer, link: Link, ticket: int, start: int, *, skip_missing: bool
+    ) -> RemotePush:
         push, number = RemotePush(self._line, link), self._line.number()
 
         def failed(words: str) -> None:
@@ -197,9 +199,7 @@ class RemoteBuffers:
 
         push.failed = failed
         buffer.pushes.append(push)
-        body = frame(
-            Push(number, message.ticket, message.buffer, message.start, message.skip_missing)
-        )
+        body = frame(Push(number, ticket, buffer.number, start, skip_missing))
         self._line.ask(link, number, body, push.answered, PUSH_NS)
         return push
 

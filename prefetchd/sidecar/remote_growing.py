@@ -16,6 +16,7 @@ from prefetchd.growing import GrowError
 from prefetchd.lookups import as_keys
 from prefetchd.model import Ids
 from prefetchd.sidecar.caller import ANSWER_NS
+from prefetchd.sidecar.conversation import words_of
 from prefetchd.sidecar.handshake import SidecarError
 from prefetchd.sidecar.line import Line
 from prefetchd.sidecar.link import Link
@@ -38,7 +39,7 @@ def grow(
     if isinstance(reply, Grown) and 0 <= reply.block < len(stamps):
         stamps[reply.block] = reply.stamp
         return RemoteGrowing(line, link, stamps, reply.block, request)
-    words = getattr(reply, "words", "the daemon's answer makes no sense")
+    words = words_of(reply)
     if link.attachment.lost:
         raise GrowError(f"no block can be opened: {words}")
     if isinstance(reply, Error) and reply.code == "limit":
@@ -79,9 +80,7 @@ class RemoteGrowing:
     def pages(self, layer: int) -> Ids:
         """Its page id of one layer (int64, length 1), for `demand` beside other pages."""
         geometry = self._link.attachment.geometry
-        if not 0 <= layer < geometry.layers:
-            raise ValueError(f"layer {layer} of a store with {geometry.layers} pages a block")
-        return np.array([self.number * geometry.layers + layer])
+        return geometry.checked_page_ids(np.array([self.number]), layer)
 
     def write(self, layer: int, data: NDArray[np.generic], at: int) -> None:
         """Copy `data` (any shape and dtype) into the page of one layer, from byte `at` on.
@@ -140,7 +139,7 @@ class RemoteGrowing:
             if block >= 0:
                 self._stamps[block] = stamp
         else:
-            words = getattr(reply, "words", "the daemon's answer makes no sense")
+            words = words_of(reply)
             self._open = not self._link.attachment.lost  # it was not the daemon's to seal
             failures, block, stamp = [f"block 0 was not stored: {words}"], -1, 0
         ticket.failures += failures

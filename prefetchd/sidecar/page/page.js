@@ -45,18 +45,18 @@ function counters(space) {
   };
 }
 
-// How much each grew between two pictures, and in how many seconds. A namespace that was not there
-// began at nothing; so did a daemon that was started in between.
+// How much each grew between two pictures of one daemon, and in how many seconds. A namespace that
+// was not there before shows no growth yet.
 function growth(space, before, now) {
-  const old = before && before.process === now.process ? named(before, space.name) : null;
-  const first = old ? counters(old) : {}, last = counters(space);
+  const old = before && named(before, space.name);
+  const last = counters(space), first = old ? counters(old) : last;
   const seconds = before ? Math.max((now.taken_ns - before.taken_ns) / 1e9, 1e-9) : 0;
-  const grown = (name) => last[name] - (first[name] ?? (old ? 0 : last[name]));
+  const grown = (name) => last[name] - first[name];
   return { seconds, per: (name) => seconds ? grown(name) / seconds : 0, grown };
 }
 
-function grownWaits(space, before, now) {
-  const old = before && before.process === now.process ? named(before, space.name) : null;
+function grownWaits(space, before) {
+  const old = before && named(before, space.name);
   const waits = space.stats.waits, was = old ? old.stats.waits : null;
   return {
     counts: waits.counts.map((row, layer) =>
@@ -142,7 +142,7 @@ function showFlow(now, before) {
 function showSpaces(now, before) {
   at("spaces").replaceChildren(...now.namespaces.map((space) => {
     const { stats, use } = space, grown = growth(space, before, now);
-    const waits = grownWaits(space, before, now), bounds = stats.waits.bounds_ns;
+    const waits = grownWaits(space, before), bounds = stats.waits.bounds_ns;
     const bad = stats.paths.filter((p) => p.reading !== "healthy" || p.writing !== "healthy");
     const paths = bad.length ? bad.map((p) => `${p.path}: ${p.reading}/${p.writing}`).join(", ")
       : `${stats.paths.length} healthy`;
@@ -227,7 +227,7 @@ function showStalls() {
   const parts = pairs().map(([before, now]) => {
     const here = named(now, chosen.value);
     const seconds = Math.max((now.taken_ns - before.taken_ns) / 1e9, 1e-9);
-    return here ? { ...grownWaits(here, before, now), seconds } : null;
+    return here ? { ...grownWaits(here, before), seconds } : null;
   });
   const layers = Array.from({ length: space.layers }, (_, layer) => layer);
   heat("layers", layers.map((layer) => parts.map((part) =>

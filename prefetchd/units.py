@@ -6,6 +6,7 @@ import re
 from fractions import Fraction
 
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+_MOST = 2**63 - 1  # of a file, and of what fits into a number of the processor
 
 
 def parse_bytes(text: str) -> int:
@@ -19,6 +20,8 @@ def parse_bytes(text: str) -> int:
     size = Fraction(number) * base ** _POWERS[prefix.upper()]
     if size.denominator != 1:
         raise ValueError(f"{text!r} is no whole number of bytes")
+    if size > _MOST:
+        raise ValueError(f"{text!r} is more than any machine has; give at most 8 EiB")
     return int(size)
 
 

@@ -104,8 +104,9 @@ def serve(
     watch = Watch(namespaces)
     if log_format is LogFormat.JSON:
         log_as_json(namespaces)
+    log_bytes = parse_bytes(event_log_bytes)
     if event_log is not None:
-        record_events(namespaces, event_log, parse_bytes(event_log_bytes))
+        record_events(namespaces, event_log, log_bytes)
     with ExitStack() as undone:
         hangups = Hangups()
         undone.callback(hangups.listen(unless_ignored=config is None))

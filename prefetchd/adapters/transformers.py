@@ -14,8 +14,7 @@ from __future__ import annotations
 import inspect
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -27,6 +26,7 @@ from prefetchd.adapters.paged import PagedSequence
 from prefetchd.adapters.pages import KvLost
 from prefetchd.adapters.selection import Queries, Selector, Sparse
 from prefetchd.assembly import Options
+from prefetchd.closing import Closing
 from prefetchd.keys import block_keys
 from prefetchd.layout import Layout
 from prefetchd.opening import open_runtime
@@ -40,7 +40,7 @@ WRITE_BUFFERS = 4
 """Blocks on their way to the store at once; each is a whole block in memory."""
 
 
-class ModelStore:
+class ModelStore(Closing):
     """A model and the runtime that its caches use. Made by `open`. One pass at a time."""
 
     def __init__(self, model: PreTrainedModel, runtime: Runtime, layout: Layout) -> None:
@@ -145,18 +145,6 @@ class ModelStore:
             hook.remove()
         if self._queries:
             self._queries.remove()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._unhook()
-        self.runtime.__exit__(kind, error, traceback)
 
 
 def open(  # noqa: A001  (reads best with the module's name before it)

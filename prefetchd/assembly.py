@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from prefetchd import registry
 from prefetchd.admission import ADMISSIONS
 from prefetchd.arena import aligned_arena
+from prefetchd.books import Books, BooksFactory, private_books
 from prefetchd.catalog import Catalog
 from prefetchd.commit import Commit
 from prefetchd.core import Core, CoreLimits
@@ -79,9 +80,9 @@ class Options:
     "all", or "second-touch": only what is put for the second time is written. `evict_blocks`: a
     full store forgets what was not used for longest; if not, it refuses new blocks. `scan`: read
     all headers when opening, whatever the journal says. `arena`: where staging and write buffers
-    are made (None: anonymous memory). `key_file`: of an encrypted store, made with it. `drain`:
-    paths of the store that take no new blocks; what they hold is moved to the others. Raises
-    ValueError for numbers that make no sense.
+    are made, `books`: what others may look at (None: memory of its own). `key_file`: of an
+    encrypted store, made with it. `drain`: paths of the store that take no new blocks; what they
+    hold is moved to the others. Raises ValueError for numbers that make no sense.
     """
 
     namespace: str = "default"
@@ -108,6 +109,7 @@ class Options:
     scan: bool = False
     drain: tuple[str, ...] = ()
     arena: ArenaFactory | None = None
+    books: BooksFactory | None = None
     key_file: str | Path | None = None
     core: CoreLimits = field(default_factory=CoreLimits)
     planner: PlannerLimits = field(default_factory=PlannerLimits)
@@ -133,6 +135,7 @@ class Parts:
 
     store: Store
     geometry: Geometry
+    books: Books
     staging: NDArray[np.uint8]
     scratch: Arena
     device: StorageDevice
@@ -166,9 +169,10 @@ def assemble(store: Store, options: Options, progress: Progress | None = None) -
     try:
         cipher = cipher_of(shape, store.where, options.key_file, namespace_id(options.namespace))
         slots = _slots(shape, geometry, options.staging_bytes)
-        visible = np.zeros(shape.blocks, np.bool_)
+        books = (options.books or private_books)(geometry, slots)
+        visible = books.visible
         core, predictor_name = build_core(
-            geometry, slots, options, lambda pages: visible[pages // geometry.layers]
+            geometry, slots, options, lambda pages: visible[pages // geometry.layers], books
         )
         arena, staging, scratch = _memory(shape, slots, options)
         device, notes = open_device(options, store.files, arena)
@@ -187,6 +191,7 @@ def assemble(store: Store, options: Options, progress: Progress | None = None) -
             cipher=cipher,
             progress=progress,
         )
+        catalog.show(books)
         arena[:CHUNK_BYTES] = 0  # whoever may look at staging is not to see what was read
         catalog.blocks_max = blocks_under_cap(shape, options.cap_bytes)
         catalog.mine_max = blocks_under_quota(shape, options.quota_bytes)
@@ -201,6 +206,7 @@ def assemble(store: Store, options: Options, progress: Progress | None = None) -
     return Parts(
         store,
         geometry,
+        books,
         staging,
         scratch,
         device,
@@ -268,10 +274,15 @@ def _memory(
 
 
 def build_core(
-    geometry: Geometry, slots: int, options: Options, known: Callable[[Ids], Mask] | None = None
+    geometry: Geometry,
+    slots: int,
+    options: Options,
+    known: Callable[[Ids], Mask] | None = None,
+    books: Books | None = None,
 ) -> tuple[Core, str]:
     """A core and its predictor's name. `known`: which pages may be guessed at (None: all)."""
-    staging = Staging(slots, geometry, eviction_of(options.evict, geometry, slots))
+    eviction = eviction_of(options.evict, geometry, slots)
+    staging = Staging(slots, geometry, eviction, books)
     predictor, name = predictor_of(options.predictor, geometry, slots)
     return Core(staging, predictor, Planner(options.planner, known), options.core), name
 

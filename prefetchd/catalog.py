@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from prefetchd.books import Books
 from prefetchd.extents import FreeExtents
 from prefetchd.filling import fill
 from prefetchd.format import Binding, Superblock, page_checksums
@@ -56,8 +57,7 @@ class Catalog:
         """How many extents may be in use, by all namespaces and by this one."""
         self.stamps: Stamps = np.zeros(blocks, np.int64)
         """Of what was last put at each index; see `Found`."""
-        self.next_expiry_ns = NEVER_NS
-        """When `expired` is worth asking."""
+        self._expiry_ns = np.full(1, NEVER_NS, np.int64)
         self._taken = np.zeros(blocks, np.bool_)
         self._taken_on = np.zeros(superblock.stripes, np.int64)  # how many, a path
         self._mine = np.zeros(blocks, np.bool_)  # taken by this namespace
@@ -72,6 +72,21 @@ class Catalog:
         self._clock = 0
         self.blocks_used = self.mine_used = 0
         self.sequence = superblock.epoch << 40
+
+    def show(self, books: Books) -> None:
+        """From here on others look at stamps and times in there."""
+        for own, shown in ((self.stamps, books.stamps), (self._expiry_ns, books.expiry_ns)):
+            shown[:] = own
+        self.stamps, self._expiry_ns = books.stamps, books.expiry_ns
+
+    @property
+    def next_expiry_ns(self) -> int:
+        """When `expired` is worth asking."""
+        return int(self._expiry_ns[0])
+
+    @next_expiry_ns.setter
+    def next_expiry_ns(self, wall_ns: int) -> None:
+        self._expiry_ns[0] = wall_ns
 
     @property
     def blocks_visible(self) -> int:

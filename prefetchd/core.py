@@ -56,6 +56,7 @@ from prefetchd.model import (
     PlanSoon,
     Released,
     Slots,
+    Used,
     every,
     some,
 )
@@ -114,6 +115,8 @@ class Core:
             commands = self._hinted(event, now_ns)
         elif isinstance(event, Idle):
             commands = self._idle(now_ns)
+        elif isinstance(event, Used):
+            commands = self._used(event, now_ns)
         else:
             commands = [*self.fills.handle(event), *self._serve(now_ns)]
         if now_ns >= self.reads.look_ns:
@@ -152,6 +155,12 @@ class Core:
         if wanted or self._observer.crowded:
             commands.append(PlanSoon())
         return commands
+
+    def _used(self, event: Used, now_ns: int) -> list[Command]:
+        """As if they had been demanded while they were here, and released. Some may have gone."""
+        self._observer.used(event, now_ns)
+        wanted = self.foresight.demanded(event.pages, now_ns, missed=False)
+        return [PlanSoon()] if wanted or self._observer.crowded else []
 
     def _missed(self, demand: Demand, absent: Mask, now_ns: int) -> list[Command]:
         demand.outcomes[absent] = MISS
@@ -274,6 +283,8 @@ class Core:
             commands = [PlanSoon()]
         evicted, for_prefetches = self.staging.replenish()
         self._observer.evicted(evicted, by_prefetch=for_prefetches)
+        if self.demands.lacking():  # readers who do not ask tell nobody when they have done
+            commands += self._serve(now_ns)
         return commands
 
     def _prefetch_room(self) -> int:

@@ -54,6 +54,8 @@ class Engine:
         self.lock = threading.RLock()
         self.clock = time.monotonic_ns
         self.decision_ns = Samples()
+        self.at_end: Callable[[], object] = lambda: None
+        """Called when it has stopped or failed: nothing is right any more from then on."""
         self._on_ready = on_ready
         self._on_written = on_written
         self._foreground = self._look_ns = self.hints_dropped = 0
@@ -286,6 +288,7 @@ class Engine:
 
     def _end(self) -> None:
         """Whoever waits has nothing to wait for."""
+        self.at_end()
         self._front_wake.ring()
         with self.lock:
             for tell in self.awaiting:

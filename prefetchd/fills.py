@@ -64,6 +64,9 @@ class Fills:
             return []
         slots, evicted = staging.place(pages, IoClass.WRITE_BACK)
         self._observer.evicted(evicted, by_prefetch=False)
+        if len(slots) < len(pages):  # somebody reads what was to go
+            staging.free(slots)
+            return []
         staging.generation[slots] += 1
         staging.issued_ns[slots] = _NEVER_NS
         staging.pins[slots] += 1

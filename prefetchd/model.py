@@ -191,6 +191,15 @@ class Demanded:
 
 
 @dataclass(frozen=True, slots=True)
+class Used:
+    """An engine has read these pages where they were staged, by the books, without asking."""
+
+    pages: Ids
+    request: int = 0
+    scores: Scores | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Released:
     """The pins of a ticket are no longer needed."""
 
@@ -247,7 +256,7 @@ class Cleaned:
 
 
 StoreEvent = Forgotten | Offered | Filled | Cleaned
-Event = Demanded | Released | Hinted | Completed | Idle | StoreEvent
+Event = Demanded | Used | Released | Hinted | Completed | Idle | StoreEvent
 
 
 # --- commands: what is to be done ---

@@ -14,13 +14,26 @@ from numpy.typing import NDArray
 
 from prefetchd.counters import Counters
 from prefetchd.guarded import Guarded
-from prefetchd.model import NO_IDS, Access, Codes, Feedback, Ids, Mask, Slots, Verdict, every
+from prefetchd.model import (
+    NO_IDS,
+    Access,
+    Codes,
+    Feedback,
+    Ids,
+    Mask,
+    Outcome,
+    Slots,
+    Used,
+    Verdict,
+    every,
+)
 from prefetchd.planner import Planner
 from prefetchd.predictor import Guess
-from prefetchd.staging import Evicted, Staging
+from prefetchd.staging import READY, Evicted, Staging
 from prefetchd.unseen import Batch, Unseen
 
 _FEEDBACK_BATCH = 16
+_TIMELY = np.uint8(Outcome.TIMELY)
 _LATE, _USEFUL = np.uint8(Verdict.LATE), np.uint8(Verdict.USEFUL)
 Number = TypeVar("Number", bound=np.generic)
 
@@ -74,6 +87,18 @@ class Observer:
             self._unshown.append(access)
             while len(self._unshown) > self._unseen.demands:  # some were dropped
                 self._unshown.popleft()
+
+    def used(self, event: Used, now_ns: int) -> None:
+        """As if these pages had been demanded while they were here; some may have gone since."""
+        staging, pages = self._staging, event.pages
+        slots = staging.slot_of[pages].astype(np.int64)
+        slots[(slots >= 0) & (staging.state[slots] != READY)] = -1
+        fresh = staging.fresh[slots] & (slots >= 0)
+        if np.count_nonzero(fresh):
+            used = slots[fresh]
+            self.prefetches_used(used, late=np.zeros(len(used), np.bool_))
+        access = Access(pages, fresh * _TIMELY, event.request, event.scores, now_ns)
+        self.demanded(slots, access)
 
     @property
     def unshown(self) -> bool:

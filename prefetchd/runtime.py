@@ -7,20 +7,22 @@ the driver's, the file is the store's.
 from __future__ import annotations
 
 import logging
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from prefetchd.assembly import Options, Parts
 from prefetchd.attaching import Attaching
+from prefetchd.books import Readers
 from prefetchd.closing import Closing
 from prefetchd.engine import Engine
 from prefetchd.growing import GrowingBlock, OpenBlocks
 from prefetchd.holds import Holds, check_demand
 from prefetchd.hostinfo import Medium
 from prefetchd.lookups import Found, Keys, Stamps, as_keys
-from prefetchd.model import Demanded, Hint, Hinted, Ids, Ready, Scores
+from prefetchd.model import Demanded, Hint, Hinted, Ids, Ready, Scores, Used
 from prefetchd.patience import past_help
 from prefetchd.puts import puts_of
 from prefetchd.stats import Stats, take_stats
@@ -30,6 +32,7 @@ from prefetchd.writer import Written
 
 log = logging.getLogger("prefetchd")
 
+ReadersKind = TypeVar("ReadersKind", bound=Readers)
 _CLOSE_TIMEOUT_NS = 30_000_000_000
 
 
@@ -65,6 +68,10 @@ class Runtime(Attaching, Closing):
             self.engine, parts, self._puts, options.open_blocks_max, self._timeout_ns
         )
         self._closed = False
+        self.books = parts.books
+        """Where staged pages are, for whoever may read them without asking; see `used`."""
+        self.books.serves[0] = 1
+        self.engine.at_end = partial(self.books.serves.fill, 0)
         self.begin()
 
     # --- what an engine asks ---
@@ -156,6 +163,29 @@ class Runtime(Attaching, Closing):
         self.room.lease(blocks)
         self._tickets[ticket.number] = ticket
         return ticket
+
+    def read_in_place(self, readers: ReadersKind) -> ReadersKind:
+        """From here on these may read staged pages by the books. Returns `readers`."""
+        with self.engine.lock:
+            self._parts.core.staging.parted.readers = readers
+        return readers
+
+    def used(self, pages: Ids, *, request: int = 0, scores: Scores | None = None) -> None:
+        """These pages (int64, distinct) were read by the books, without a demand: what there is to
+        learn from demands is learnt from them.
+
+        Raises ValueError for repeated or impossible ids.
+        """
+        check_demand(pages, self.slots, self.geometry)
+        engine = self.engine
+        with engine.lock:
+            self.room.tidy()
+            blocks = pages // self.geometry.layers
+            self._parts.catalog.use(blocks)
+            self.room.lease(blocks)
+            self._waits.add_here(len(pages))
+            engine.handle(Used(pages, request, scores))
+        engine.wake()
 
     def hint(self, hint: Hint) -> None:
         """Say ahead of time what will be needed: PageHint, ChainHint or DoneHint.

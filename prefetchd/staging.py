@@ -2,8 +2,9 @@
 
 Decides slot life and death, with an eviction policy choosing among what may go. Owns no bytes,
 does no I/O and reads no clock. A slot is FREE, READING (the device's, or a caller's who fills it),
-READY (readable) or ABANDONED (its read was given up, yet the device still owns it); pins are
-readers, and one more for what the store does not have yet.
+READY (readable), ABANDONED (its read was given up, yet the device still owns it) or PARTED (its
+page has gone, yet somebody reads it by the books); pins are readers who ask, and one more for what
+the store does not have yet.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from prefetchd.books import Books, private_books
 from prefetchd.eviction import Eviction
 from prefetchd.line_length import LineLength
 from prefetchd.model import NO_IDS, Codes, Geometry, Ids, IoClass, Mask, Scores, Slots, every, some
+from prefetchd.parted import Parted
 
-FREE, READING, READY, ABANDONED = range(4)
+FREE, READING, READY, ABANDONED, PARTED = range(5)
 _KEPT_SHARE_MAX = 0.5  # of the slots: what a predictor may ask to hold
 _RESERVE_MAX, _RESERVE_SHARE = 8, 1 / 256  # slots kept free for demands
 _VICTIMS_SPARE = 8
@@ -50,21 +53,24 @@ NONE_EVICTED = Evicted(NO_IDS, NO_IDS, NO_CODES)
 
 
 class Staging:
-    """Struct of arrays over slots, and the map from pages (int32, -1 = not here)."""
+    """Struct of arrays over slots, and the map from pages (int32, -1 = not here), part of it in
+    `books` (None: in its own)."""
 
-    def __init__(self, slots: int, geometry: Geometry, eviction: Eviction) -> None:
+    def __init__(
+        self, slots: int, geometry: Geometry, eviction: Eviction, books: Books | None = None
+    ) -> None:
+        books = private_books(geometry, slots) if books is None else books
         self.slots = slots
         self.eviction = eviction
-        self.slot_of = np.full(geometry.pages, -1, np.int32)
+        self.slot_of, self.state, self.fresh = books.slot_of, books.state, books.fresh
+        self.slot_of[:] = -1
         self.page_of = np.full(slots, -1, np.int64)
-        self.state = np.zeros(slots, np.uint8)
         self.pins = np.zeros(slots, np.int32)
         self.generation = np.zeros(slots, np.int64)
         self.attempts = np.zeros(slots, np.uint8)
         self.issued_ns = np.zeros(slots, np.int64)
         self.ahead = np.zeros(slots, np.int32)  # reads in flight when this one was issued
         self.prefetched = np.zeros(slots, np.bool_)
-        self.fresh = np.zeros(slots, np.bool_)  # prefetched, and not demanded since
         self.source = np.zeros(slots, np.uint8)
         self.kept = np.zeros(slots, np.bool_)
         self.keeping = False  # whether any is kept
@@ -76,10 +82,15 @@ class Staging:
         self._line = LineLength(slots)
         self._queue_worth: Scores | None = None  # one a victim, if the policy has an opinion
         self._untold: list[_Came | _Gone] = []  # not yet shown to the policy
+        self.parted = Parted()
+
+    def held(self, slots: Slots | None = None) -> Mask:
+        """Which of these slots (None: of all) somebody reads, or keeps for the store (bool)."""
+        return self.parted.held((self.pins if slots is None else self.pins[slots]) > 0, slots)
 
     def evictable(self) -> Mask:
         """Slots whose page may be thrown out (bool, one a slot), held ones excluded."""
-        allowed: Mask = (self.state == READY) & (self.pins == 0) & ~self.kept
+        allowed: Mask = (self.state == READY) & ~self.held() & ~self.kept
         return allowed
 
     @property
@@ -95,6 +106,7 @@ class Staging:
 
         Returns what went out, and which of it for prefetches.
         """
+        self._reclaim()
         beyond = self._free_count - self.reserve - self._spare
         for_demands, lacking = max(0, self.reserve - self._free_count), max(0, -beyond)
         self._line.turn()
@@ -105,11 +117,10 @@ class Staging:
             self._queue_worth = self.eviction.worth(self._queue)
         if lacking == 0:
             return NONE_EVICTED, NO_MASK
-        victims = self._victims(lacking, IoClass.PREFETCH)
-        evicted = self._evict(victims)
+        victims, evicted = self._evict(self._victims(lacking, IoClass.PREFETCH))
         self._clear(victims)
         self._give_back(victims)
-        return evicted, np.arange(len(victims)) >= for_demands
+        return evicted, np.arange(len(evicted.pages)) >= for_demands
 
     def tell(self) -> None:
         """Show the policy what came and went since the last time: who brought it was in a hurry."""
@@ -133,6 +144,7 @@ class Staging:
         demand only, pages held for a predictor. With `confidence` (best first) only pages more
         likely to be wanted than what goes out for them, now or at the next `replenish`, are placed.
         """
+        self._reclaim()
         free = self._free_count
         if io_class != IoClass.DEMAND:
             free = max(0, free - self.reserve)
@@ -146,7 +158,7 @@ class Staging:
             victims = self._victims(len(pages) - free, io_class)
             if confidence is not None:
                 victims = self._worse(victims, confidence[free:])
-            evicted = self._evict(victims)
+            victims, evicted = self._evict(victims)
             if io_class == IoClass.DEMAND:
                 self.kept[victims] = False
             slots = np.concatenate([self._take_free(free), victims]) if free else victims
@@ -173,20 +185,35 @@ class Staging:
         self._free_count -= count
         return self._free[self._free_count : self._free_count + count][::-1].astype(np.int64)
 
-    def _evict(self, victims: Slots) -> Evicted:
-        """Part readable, unpinned slots from their pages; the caller fills or frees the slots."""
+    def _evict(self, victims: Slots) -> tuple[Slots, Evicted]:
+        """Part readable, unpinned slots from their pages; the caller fills or frees the slots, as
+        far as nobody has begun to read them meanwhile."""
         pages = self.page_of[victims]
         unused = self.fresh[victims]
         self._untold.append(_Gone(victims, pages))
         self.slot_of[pages] = -1
-        if not some(unused):
-            return Evicted(pages, NO_IDS, NO_CODES)
-        return Evicted(pages, pages[unused], self.source[victims[unused]])
+        evicted = Evicted(pages, NO_IDS, NO_CODES)
+        if some(unused):
+            evicted = Evicted(pages, pages[unused], self.source[victims[unused]])
+        return self._unread(victims), evicted
+
+    def _unread(self, slots: Slots) -> Slots:
+        """Those of these slots, whose pages have gone, that nobody reads; the others wait."""
+        if (read := self.parted.read(slots)) is None:
+            return slots
+        self._clear(slots[read])
+        self.state[slots[read]] = PARTED
+        return slots[~read]
+
+    def _reclaim(self) -> None:
+        """Slots that were still read when their pages went, and are no more, are free."""
+        if len(self.parted.slots):
+            self._give_back(self.parted.take())
 
     def _fill(self, slots: Slots, pages: Ids, io_class: IoClass, sources: Codes | None) -> None:
+        self.state[slots] = READING  # before anybody can find the page there
         self.slot_of[pages] = slots
         self.page_of[slots] = pages
-        self.state[slots] = READING
         prefetched = io_class == IoClass.PREFETCH
         self.prefetched[slots] = prefetched
         self.fresh[slots] = prefetched
@@ -197,7 +224,7 @@ class Staging:
     def _victims(self, count: int, io_class: IoClass) -> Slots:
         # A few more than needed, since some may have come into use since they were chosen.
         queue = self._queue[: count + _VICTIMS_SPARE]
-        good = (self.state[queue] == READY) & (self.pins[queue] == 0) & ~self.kept[queue]
+        good = (self.state[queue] == READY) & ~self.held(queue) & ~self.kept[queue]
         if every(good[:count]):
             victims: Slots = queue[:count]
             used = count
@@ -212,7 +239,7 @@ class Staging:
             self.tell()
             allowed = self.evictable()
             if io_class == IoClass.DEMAND:
-                allowed = (self.state == READY) & (self.pins == 0)
+                allowed = (self.state == READY) & ~self.held()
             allowed[victims] = False
             more = self.eviction.victims(count - len(victims), allowed)
             victims = np.concatenate([victims, more])
@@ -231,7 +258,7 @@ class Staging:
         slots = self.slot_of[pages].astype(np.int64)
         slots = slots[slots >= 0]
         assert (self.state[slots] == READY).all() and not self.pins[slots].any()  # noqa: PT018
-        evicted = self._evict(slots)
+        slots, evicted = self._evict(slots)
         self._clear(slots)
         self._give_back(slots)
         return evicted
@@ -239,7 +266,7 @@ class Staging:
     def free(self, slots: Slots) -> None:
         """Empty slots and return them to the free ones. Nobody may own them."""
         self.unmap(slots)
-        self._give_back(slots)
+        self._give_back(self._unread(slots))
 
     def drop(self, slots: Slots) -> None:
         """Free those of these slots that are readable and that nobody reads."""
@@ -295,5 +322,8 @@ class Staging:
         assert np.count_nonzero(self.state == FREE) == len(free)
         assert (self.page_of[self.state == FREE] == -1).all()
         assert (self.page_of[self.state == ABANDONED] == -1).all()
+        parted = np.sort(self.parted.slots)
+        assert (self.page_of[parted] == -1).all()
+        assert np.array_equal(parted, np.flatnonzero(self.state == PARTED))
         assert (self.pins >= 0).all()
         assert (self.pins[(self.state == FREE) | (self.state == ABANDONED)] == 0).all()

@@ -130,7 +130,7 @@ def take_stats(parts: Parts, engine: Engine, puts: Puts, blocks_open: int, waits
     staging = parts.core.staging
     return made(
         slots_used=int(np.count_nonzero(staging.page_of >= 0)),
-        slots_pinned=int(np.count_nonzero(staging.pins)),
+        slots_pinned=int(np.count_nonzero(staging.held())),
         waits=waited(),
         decision_ns=engine.decision_ns.values(),
     )

@@ -208,6 +208,9 @@ class Ticket(_Awaitable):
         for push in self._pushes:
             if not push.sources_free():
                 push.wait()
+        self._give_back()
+
+    def _give_back(self) -> None:
         self._engine.release(self.number)
 
     def __enter__(self) -> Self:

@@ -59,6 +59,10 @@ class Waits:
         elif len(pages) and ready.slots[0] >= 0:  # else it was given up while it waited
             self._here += len(pages)
 
+    def add_here(self, pages: int) -> None:
+        """So many were read without asking."""
+        self._here += pages
+
     def _fold(self) -> None:
         pending, self._pending = self._pending, []
         if not pending:

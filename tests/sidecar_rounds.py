@@ -1,8 +1,9 @@
-"""What a demand of resident pages costs over the socket, beside the embedded runtime and an echo.
+"""What a demand of resident pages costs through a daemon, beside the embedded runtime and an echo.
 
-`python -m tests.sidecar_rounds [rounds]`: the three take turns in one run; daemon and echo are
-processes of their own. Prints microseconds; a demand is waited for and released. Then one client
-and eight (`tests.sidecar_many`): their rate, and what of the processor each end used.
+`python -m tests.sidecar_rounds [rounds]`: the four take turns in one run; daemon and echo are
+processes of their own. `in place`: without asking; `asked`: a round over the socket. Prints
+microseconds; a demand is waited for and released. Then one client and eight (`tests.sidecar_many`):
+their rate, and what of the processor each end used.
 """
 
 from __future__ import annotations
@@ -96,11 +97,17 @@ def rounds(process: Process, count: int) -> dict[str, NDArray[np.float64]]:
     options = replace(PLAIN, staging_bytes=8 << 20)
     with ExitStack() as stack:
         client = stack.enter_context(prefetchd.connect(process.address))
+        asking = stack.enter_context(prefetchd.connect(process.address, in_place=False))
         embedded = stack.enter_context(
             prefetchd.open(None, layout(PAGE_BYTES, LAYERS), blocks=BLOCKS, options=options)
         )
         bare, echoing = echo()
-        ways = {"embedded": demand(embedded), "sidecar": demand(client), "echo": bare}
+        ways = {
+            "embedded": demand(embedded),
+            "in place": demand(client),
+            "asked": demand(asking),
+            "echo": bare,
+        }
         spent: dict[str, list[int]] = {name: [] for name in ways}
         for _ in range(count // _TURN):
             for name, once in ways.items():

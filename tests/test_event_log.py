@@ -16,7 +16,7 @@ import pytest
 
 from prefetchd import PageHint, connect
 from prefetchd.lab.event_log import Known, read_log
-from prefetchd.model import Demanded, IoClass, Read
+from prefetchd.model import Demanded, IoClass, Read, Used
 from prefetchd.planner import PlannerLimits
 from prefetchd.sidecar import recording
 from prefetchd.sidecar.logs import JsonLines
@@ -67,7 +67,8 @@ def test_a_session_simulates_to_the_same_commands(
     commands = [command for _, _, commands in entries for command in commands]
     ahead = [c for c in commands if isinstance(c, Read) and c.io_class == IoClass.PREFETCH]
     assert ahead, "it is worth nothing unless something was guessed"
-    known = [mask for _, event, _ in entries if isinstance(event, Known) for mask in event.masks]
+    told = [one for _, event, _ in entries if isinstance(event, Known) for one in event.answers]
+    known = [answer for answer in told if answer.dtype == np.bool_]
     assert not np.concatenate(known).all(), "nor unless some guess was of what is not there"
     shown = run_here(capsys, "simulate", "events", str(path), "--json")
     assert shown.code == 0, shown.err
@@ -75,7 +76,7 @@ def test_a_session_simulates_to_the_same_commands(
     assert told["outcomes"] == outcomes
     assert told["prefetch"] == counters.prefetches()
     assert told["prefetch"]["issued"] == sum(len(c.pages) for c in ahead)
-    assert told["demands"] == sum(isinstance(event, Demanded) for _, event, _ in entries)
+    assert told["demands"] == sum(isinstance(event, Demanded | Used) for _, event, _ in entries)
     assert "every command the same" in run_here(capsys, "simulate", "events", str(path)).out
     path.write_bytes(path.read_bytes().replace(b"Demanded", b"Released", 1))
     assert run_here(capsys, "simulate", "events", str(path)).code == 2

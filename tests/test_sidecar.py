@@ -22,8 +22,8 @@ import pytest
 
 import prefetchd
 from prefetchd import Client, SidecarError, uniform
-from prefetchd.sidecar import connection, releases
-from prefetchd.sidecar.arena import StagingArena, make_write_arena
+from prefetchd.sidecar import connection, notices
+from prefetchd.sidecar.arena import StagingArena, make_for_client
 from prefetchd.sidecar.greeting import ServerLimits
 from prefetchd.sidecar.handshake import hello_for
 from prefetchd.sidecar.namespace import NamespaceSettings
@@ -92,7 +92,7 @@ def test_a_client_cannot_write_into_staging(tmp_path: Path) -> None:
 
 
 def test_a_write_arena_cannot_be_pulled_from_under_the_daemon() -> None:
-    fd, _ = make_write_arena(8192)
+    fd, _ = make_for_client(8192)
     with mmap.mmap(fd, 8192) as memory:
         memory[0] = 1
         with pytest.raises(PermissionError):
@@ -309,7 +309,7 @@ def replies(sock: socket.socket, count: int) -> list[Any]:
 
 def test_open_demands_of_one_client_are_limited(tmp_path: Path) -> None:
     limits = ServerLimits(client=Limits(tickets=2))
-    with daemon(tmp_path, limits=limits) as served, served.connect() as kv:
+    with daemon(tmp_path, limits=limits) as served, served.connect(in_place=False) as kv:
         kv.put(keys(1), content(1)).wait()
         tickets = [kv.demand(np.array([page])) for page in range(2)]
         with pytest.raises(ValueError, match="2 demands are open"):
@@ -456,8 +456,8 @@ class CountingSocket:
 
 
 def test_releases_go_with_the_next_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(releases, "WAIT_S", 30.0)
-    with daemon(tmp_path) as served, served.connect() as kv:
+    monkeypatch.setattr(notices, "WAIT_S", 30.0)
+    with daemon(tmp_path) as served, served.connect(in_place=False) as kv:
         pages = kv.pages(kv.put(keys(4), content(4)).blocks, 1)
         link = kv._link()
         assert link is not None

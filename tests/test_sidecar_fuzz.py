@@ -37,6 +37,7 @@ from prefetchd.sidecar.protocol import (
     Seal,
     Share,
     Unshare,
+    Used,
     Write,
 )
 from prefetchd.sidecar.wire import Frames, ProtocolError, frame, reply_of, request_of
@@ -109,6 +110,7 @@ REQUESTS = st.one_of(
     ),
     st.builds(Push, NUMBERS, NUMBERS, NUMBERS, st.integers(0, 4), st.booleans()),
     st.builds(Unshare, NUMBERS, NUMBERS),
+    st.builds(Used, st.one_of(IDS, RAW), STREAMS, st.one_of(st.none(), FLOATS)),
 )
 
 

@@ -6,7 +6,8 @@ the same type, length and bytes. Knows no policy; which core a log is replayed o
 A log is a sequence of msgpack messages, each behind its length (4 bytes, little-endian): first the
 header, then one [now_ns, event, commands] an event. An object is {its class: [its fields]}; an
 array is extension 1: its dtype as text, a zero byte, its bytes. Where the core asked which pages
-the store has, an entry `Known` with the answers stands before the event for which it did.
+the store has, or which slots are read, an entry `Known` with the answers stands before the event
+for which it did.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import numpy as np
 
 from prefetchd import model
 from prefetchd.core import Core
-from prefetchd.model import Command, Event, Ids, Mask
+from prefetchd.model import Command, Event, Ids, Mask, Slots
 
 SCHEMA: Literal["prefetchd.events/1"] = "prefetchd.events/1"
 _ARRAY = 1
@@ -33,9 +34,10 @@ _LENGTH_BYTES = 4
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Known:
-    """Which of the pages that the core asked for the store had, answer by answer."""
+    """Which of the pages that the core asked for the store had (bool), and which places among the
+    slots that it asked for are read (int64), answer by answer."""
 
-    masks: list[Mask]
+    answers: list[Mask | Ids]
 
 
 Entry = tuple[int, Event | Known, list[Command]]
@@ -59,8 +61,8 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 
 def watch(core: Core, note: Record) -> None:
     """From now on tell `note` of every event that `core` handles, and of what came of it."""
-    handle, known = core.handle, core.planner.known
-    answers: list[Mask] = []
+    handle, known, readers = core.handle, core.planner.known, core.staging.parted.readers
+    answers: list[Mask | Ids] = []
 
     def watched(event: Event, now_ns: int) -> list[Command]:
         answers.clear()
@@ -72,10 +74,17 @@ def watch(core: Core, note: Record) -> None:
 
     def asked(pages: Ids) -> Mask:
         assert known is not None
-        answers.append(known(pages))
-        return answers[-1]
+        answers.append(mask := known(pages))
+        return mask
+
+    def reading(slots: Slots | None) -> Mask:
+        assert readers is not None
+        mask = readers.reading(slots)
+        answers.append(np.flatnonzero(mask))
+        return mask
 
     core.planner.known = None if known is None else asked
+    core.staging.parted.readers = None if readers is None else _Readers(reading)
     core.handle = watched  # type: ignore[method-assign]
 
 
@@ -83,11 +92,12 @@ def replay(core: Core, entries: Iterable[Entry]) -> int:
     """Give a core all events; how many. Raises EventLogError where it does anything else than the
     core that they were logged from."""
     count = 0
-    answers: deque[Mask] = deque()
+    answers: deque[Mask | Ids] = deque()
     for now_ns, event, commands in entries:
         if isinstance(event, Known):
-            answers.extend(event.masks)
-            core.planner.known = partial(_answer, answers)
+            answers.extend(event.answers)
+            core.planner.known = partial(_known, answers)
+            core.staging.parted.readers = _Readers(partial(_reading, answers, core.staging.slots))
             continue
         came = core.handle(event, now_ns)
         if answers or _ENCODER.encode(_plain(came)) != _ENCODER.encode(_plain(commands)):
@@ -96,10 +106,24 @@ def replay(core: Core, entries: Iterable[Entry]) -> int:
     return count
 
 
-def _answer(answers: deque[Mask], pages: Ids) -> Mask:
-    if not answers or len(answers[0]) != len(pages):
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Readers:
+    reading: Callable[[Slots | None], Mask]
+
+
+def _known(answers: deque[Mask | Ids], pages: Ids) -> Mask:
+    if not answers or answers[0].dtype != np.bool_ or len(answers[0]) != len(pages):
         raise EventLogError(f"the logged core did not ask for {len(pages)} pages here")
-    return answers.popleft()
+    return np.asarray(answers.popleft(), np.bool_)
+
+
+def _reading(answers: deque[Mask | Ids], all_slots: int, slots: Slots | None) -> Mask:
+    count = all_slots if slots is None else len(slots)
+    if not answers or answers[0].dtype != np.int64 or answers[0].max(initial=-1) >= count:
+        raise EventLogError(f"the logged core did not ask who reads {count} slots here")
+    mask = np.zeros(count, np.bool_)
+    mask[answers.popleft()] = True
+    return mask
 
 
 class LogWriter:

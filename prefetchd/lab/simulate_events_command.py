@@ -19,7 +19,7 @@ from prefetchd.assembly import Options, build_core
 from prefetchd.bench.output import progress_bars
 from prefetchd.bench.replay import Report
 from prefetchd.lab.event_log import Entry, Header, count_entries, read_log, replay
-from prefetchd.model import Demanded, Geometry, Outcome
+from prefetchd.model import Demanded, Geometry, Outcome, Used
 
 
 class Replayed(msgspec.Struct, frozen=True):
@@ -44,7 +44,7 @@ class _Seen:
         for now_ns, event, commands in entries:
             self.first_ns = self.first_ns or now_ns
             self.last_ns = now_ns
-            self.demands += isinstance(event, Demanded)
+            self.demands += isinstance(event, Demanded | Used)
             yield now_ns, event, commands
             report.steps(1)
 

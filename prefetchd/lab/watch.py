@@ -20,6 +20,7 @@ from prefetchd.model import (
     Outcome,
     Read,
     Ready,
+    Used,
 )
 
 EDGES_MS = (-100.0, -10.0, -1.0, -0.1, 0.0, 0.1, 1.0, 10.0, 100.0, 1000.0, 10000.0)
@@ -41,6 +42,10 @@ class Watch:
         if isinstance(event, Demanded):
             self._asked[event.ticket] = now_ns, event.pages, self._fresh[event.pages]
             self._fresh[event.pages] = False
+        elif isinstance(event, Used):
+            timely = event.pages[self._fresh[event.pages]]
+            self._count(now_ns - self._arrived_ns[timely])
+            self._fresh[timely] = False
         elif isinstance(event, Completed):
             self._arrived_ns[self._page_of[event.slots]] = now_ns
         for command in commands:
@@ -58,5 +63,8 @@ class Watch:
         slack_ns = np.concatenate(
             [asked_ns - self._arrived_ns[pages[timely]], -ready.waits_ns[late]]
         )
+        self._count(slack_ns)
+
+    def _count(self, slack_ns: NDArray[np.int64]) -> None:
         places = np.searchsorted(EDGES_MS, slack_ns / 1e6, side="right")
         self.counts += np.bincount(places, minlength=len(self.counts))

@@ -1,7 +1,7 @@
 """Memory that a daemon and its clients share: memfds, sealed.
 
-Decides who may write what: staging is the daemon's to write and its clients' to read, a write
-arena the other way round. Refuses to know what lies in either.
+Decides who may write what: staging and books are the daemon's to write and its clients' to read, a
+write arena and marks the other way round. Refuses to know what lies in them.
 
 The seals hold whatever a client does: F_SEAL_FUTURE_WRITE refuses every later writable mapping,
 mprotect and write through the descriptor, while the mapping that the daemon already has stays
@@ -19,7 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefetchd.arena import arena_in, spare_bytes
+from prefetchd.books import Books, books_bytes, books_in
 from prefetchd.device import Arena
+from prefetchd.model import Geometry
 from prefetchd.sidecar.memory import Memory
 
 _SEAL_FUTURE_WRITE = 0x10  # linux/fcntl.h; Python's fcntl does not name it
@@ -32,7 +34,7 @@ class StagingArena:
     def __init__(self, name: str, memory: Memory | None = None) -> None:
         self._name = name
         self._memory = memory
-        self.fd = -1
+        self.fd = self.books_fd = -1
         self.offset_bytes = 0
         """Of the arena in the file."""
 
@@ -49,11 +51,25 @@ class StagingArena:
         fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS | _SEAL_FUTURE_WRITE)
         return arena
 
+    def books(self, geometry: Geometry, slots: int) -> Books:
+        """For `Options.books`, once; then `books_fd` is for clients."""
+        length = books_bytes(geometry, slots)
+        self.books_fd = os.memfd_create(
+            f"prefetchd:books:{self._name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+        )
+        self._close_books = weakref.finalize(self, os.close, self.books_fd)
+        os.ftruncate(self.books_fd, length)
+        memory = mmap.mmap(self.books_fd, length)
+        fcntl.fcntl(self.books_fd, fcntl.F_ADD_SEALS, _SEALS | _SEAL_FUTURE_WRITE)
+        return books_in(np.frombuffer(memory, np.uint8), geometry, slots)
+
     def close(self) -> None:
-        """Give the descriptor back; mappings live as long as they are used. Harmless when
-        repeated, or if there never was one."""
+        """Give the descriptors back; mappings live as long as they are used. Harmless when
+        repeated, or if there never were any."""
         if self.fd >= 0:
             self._close()
+        if self.books_fd >= 0:
+            self._close_books()
         if self._memory is not None:
             self._memory.give_back(self)
 
@@ -66,13 +82,20 @@ def map_staging(fd: int, offset_bytes: int, slots: int, slot_bytes: int) -> NDAr
     return whole[offset_bytes:].reshape(slots, slot_bytes)
 
 
-def make_write_arena(size_bytes: int) -> tuple[int, NDArray[np.uint8]]:
-    """A client's write arena: the descriptor to send, and the daemon's view of it (read-only).
+def map_books(fd: int, geometry: Geometry, slots: int) -> Books:
+    """A client's view of a namespace's books, read-only."""
+    length = books_bytes(geometry, slots)
+    memory = mmap.mmap(fd, length, mmap.MAP_SHARED, mmap.PROT_READ)
+    return books_in(np.frombuffer(memory, np.uint8), geometry, slots)
+
+
+def make_for_client(size_bytes: int) -> tuple[int, NDArray[np.uint8]]:
+    """What a client writes: the descriptor to send, and the daemon's view of it (read-only).
 
     Made by the daemon: one that a client made could be of huge pages that are not there, and end
     whoever reads it.
     """
-    fd = os.memfd_create("prefetchd:writes", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    fd = os.memfd_create("prefetchd:client", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, size_bytes)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
@@ -83,7 +106,7 @@ def make_write_arena(size_bytes: int) -> tuple[int, NDArray[np.uint8]]:
     return fd, np.frombuffer(memory, np.uint8)
 
 
-def map_write_arena(fd: int, size_bytes: int) -> NDArray[np.uint8]:
-    """A client's own view of its write arena."""
+def map_own(fd: int, size_bytes: int) -> NDArray[np.uint8]:
+    """A client's own view of what it writes."""
     memory = mmap.mmap(fd, size_bytes, mmap.MAP_SHARED)
     return np.frombuffer(memory, np.uint8)

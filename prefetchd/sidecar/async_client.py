@@ -28,6 +28,7 @@ from prefetchd.sidecar.conversation import (
     found_of,
     hint_frame,
     nothing,
+    used_frame,
 )
 from prefetchd.sidecar.handshake import AwayError, SidecarError
 from prefetchd.sidecar.loop_line import LoopLine
@@ -88,6 +89,10 @@ class AsyncClient(Caller):
             ticket.resolve(nothing(number, len(pages)))
             return ticket
         self._open_ticket(number)
+        held = self._in_place(line, attachment, number, pages, stamps)
+        if held is not None:
+            line.send(used_frame(pages, scores, request))
+            return held
         body = demand_frame(number, pages, timeout_ns, stamps, scores, request)
         try:
             ticket.answered(await line.ask(number, body, timeout_ns + ANSWER_NS))

@@ -22,12 +22,13 @@ from prefetchd.lookups import Keys, Stamps, as_keys
 from prefetchd.model import Geometry, Ids, Scores
 from prefetchd.sidecar.conversation import Attachment, stats_of
 from prefetchd.sidecar.handshake import AwayError, SidecarError
+from prefetchd.sidecar.remote import HeldTicket
 from prefetchd.sidecar.replies import Limits, Reply
 from prefetchd.sidecar.wire import ProtocolError
 from prefetchd.sidecar.writes import Writes
 from prefetchd.stats import Stats
 from prefetchd.terms import as_pages, check_terms
-from prefetchd.tickets import Ticket
+from prefetchd.tickets import Driven, Ticket
 
 log = logging.getLogger("prefetchd")
 
@@ -135,6 +136,23 @@ class Caller:
         names = as_keys(keys)
         check_terms(durability, ttl_s)
         return names, as_pages(pages, len(names), self.geometry.layers, self.page_bytes)
+
+    def _in_place(
+        self,
+        line: Driven,
+        attachment: Attachment,
+        number: int,
+        pages: Ids,
+        stamps: Stamps | None,
+    ) -> HeldTicket | None:
+        """A ticket of pages that are all staged and may be read without asking; None if not."""
+        in_place = attachment.in_place
+        held = None if in_place is None else in_place.hold(pages, stamps)
+        if in_place is None or held is None:
+            return None
+        ticket = HeldTicket(line, self._gpu, attachment, number, pages, self._given_back)
+        ticket.hold(in_place, *held)
+        return ticket
 
     def _open_ticket(self, number: int) -> None:
         """Raises ValueError for one too many."""

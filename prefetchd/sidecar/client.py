@@ -28,6 +28,7 @@ from prefetchd.sidecar.conversation import (
     found_of,
     hint_frame,
     nothing,
+    used_frame,
 )
 from prefetchd.sidecar.handshake import AwayError
 from prefetchd.sidecar.line import Line
@@ -110,6 +111,11 @@ class Client(Caller, Closing):
         number = line.number()
         with line.lock:
             self._open_ticket(number)
+        if not self._buffers.lent:  # pages that the daemon pushes are demanded of it
+            held = self._in_place(line, link.attachment, number, pages, stamps)
+            if held is not None:
+                line.note(link, used_frame(pages, scores, request))
+                return held
         gpu, given_back = self._gpu, self._given_back
         ticket = RemoteTicket(line, gpu, link.attachment, number, pages, given_back)
         ticket.buffers, ticket.link = self._buffers, link

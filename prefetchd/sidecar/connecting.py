@@ -19,16 +19,18 @@ def connect(
     token: str = "",
     gpu: str | GpuFactory = "host",
     write_bytes: int = 32 << 20,
+    in_place: bool = True,
     timeout_s: float = 60.0,
 ) -> Client:
     """A daemon's namespace, with the API of `prefetchd.open`'s runtime.
 
     `address`: `unix:PATH`; `unix:` alone is where `prefetchd serve` listens by itself. `layout`:
     the store must be of it; with `blocks`, one is made if the daemon makes namespaces by itself.
-    `gpu`: this process's own device. `write_bytes`: of the memory that carries puts. `timeout_s`:
-    how long the daemon may take to open the namespace. Raises SidecarError, GpuError.
+    `gpu`: this process's own device. `write_bytes`: of the memory that carries puts. `in_place`:
+    pages that are all staged are read without asking the daemon, where the processor allows it.
+    `timeout_s`: how long the daemon may take to open the namespace. Raises SidecarError, GpuError.
     """
-    hello = hello_for(namespace, token, layout, blocks, write_bytes)
+    hello = hello_for(namespace, token, layout, blocks, write_bytes, in_place=in_place)
     return Client(address, hello, gpu, timeout_s)
 
 
@@ -41,10 +43,11 @@ async def aconnect(
     token: str = "",
     gpu: str | GpuFactory = "host",
     write_bytes: int = 32 << 20,
+    in_place: bool = True,
     timeout_s: float = 60.0,
 ) -> AsyncClient:
     """As `connect`, for one event loop: `find`, `demand`, `put` and `stats` are awaited."""
-    hello = hello_for(namespace, token, layout, blocks, write_bytes)
+    hello = hello_for(namespace, token, layout, blocks, write_bytes, in_place=in_place)
     client = AsyncClient(gpu, path_of(address), hello)
     await client.open(timeout_s)
     return client

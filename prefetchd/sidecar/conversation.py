@@ -28,7 +28,9 @@ from prefetchd.model import (
     Scores,
 )
 from prefetchd.sidecar import protocol, replies
-from prefetchd.sidecar.arena import map_staging, map_write_arena
+from prefetchd.sidecar.arena import map_books, map_own, map_staging
+from prefetchd.sidecar.in_place import InPlace
+from prefetchd.sidecar.marks import Marks, marks_bytes
 from prefetchd.sidecar.protocol import (
     Demand,
     Find,
@@ -38,6 +40,7 @@ from prefetchd.sidecar.protocol import (
     Message,
     Put,
     Release,
+    Used,
 )
 from prefetchd.sidecar.replies import Error, Reply, Welcome
 from prefetchd.sidecar.wire import Frames, ProtocolError, array_of, frame, raw_of, reply_of
@@ -95,7 +98,13 @@ class Attachment:
         self.staged = staging[:, : welcome.page_bytes]
         self.write_arena: NDArray[np.uint8] | None = None
         if welcome.write_bytes:
-            self.write_arena = map_write_arena(descriptors[1], welcome.write_bytes)
+            self.write_arena = map_own(descriptors[-1], welcome.write_bytes)
+        self.in_place: InPlace | None = None
+        if welcome.in_place:
+            slots = welcome.slots
+            books = map_books(descriptors[1], self.geometry, slots)
+            marks = Marks(map_own(descriptors[2], marks_bytes(slots)), slots)
+            self.in_place = InPlace(books, marks, self.geometry)
         self.answers = Answers()
         self.lost = ""
         """Why it has ended, in words; empty while it lasts."""
@@ -126,6 +135,11 @@ def demand_frame(
             request,
         )
     )
+
+
+def used_frame(pages: Ids, scores: Scores | None, request: int) -> bytes:
+    weights = None if scores is None else raw_of(scores, np.float32)
+    return frame(Used(raw_of(pages, np.int64), request, weights))
 
 
 def find_frame(number: int, names: Iterable[bytes]) -> bytes:

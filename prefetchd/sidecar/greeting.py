@@ -9,8 +9,9 @@ import os
 from dataclasses import astuple, dataclass, field
 
 import prefetchd
-from prefetchd.sidecar.arena import make_write_arena
+from prefetchd.sidecar.arena import make_for_client
 from prefetchd.sidecar.connection import Connection
+from prefetchd.sidecar.marks import Marks, marks_bytes
 from prefetchd.sidecar.namespace import Namespace
 from prefetchd.sidecar.protocol import VERSION, Hello
 from prefetchd.sidecar.replies import Limits, Welcome
@@ -44,16 +45,23 @@ def greet(
     check_shape(hello, namespace)
     left = _ARENAS_MAX * limits.write_bytes - namespace.write_bytes
     write_bytes = _write_bytes(hello, namespace, min(limits.write_bytes, left))
-    descriptors, arena = [namespace.arena.fd], None
+    in_place = hello.in_place and namespace.readers is not None
+    shared, made, arena, marks = [namespace.arena.fd], list[int](), None, None
     try:
+        if in_place:
+            slots = namespace.runtime.slots
+            fd, memory = make_for_client(marks_bytes(slots))
+            made.append(fd)
+            shared.append(namespace.arena.books_fd)
+            marks = Marks(memory, slots)
         if write_bytes:
-            fd, arena = make_write_arena(write_bytes)
-            descriptors.append(fd)
-        session = Session(number, namespace, limits.client, connection.send, later, arena)
-        welcome = _welcome(namespace, limits, write_bytes)
-        connection.accept(session, welcome, descriptors)
+            fd, arena = make_for_client(write_bytes)
+            made.append(fd)
+        session = Session(number, namespace, limits.client, connection.send, later, arena, marks)
+        welcome = _welcome(namespace, limits, write_bytes, in_place=in_place)
+        connection.accept(session, welcome, [*shared, *made])
     finally:
-        for fd in descriptors[1:]:
+        for fd in made:
             os.close(fd)
 
 
@@ -75,7 +83,9 @@ def _write_bytes(hello: Hello, namespace: Namespace, most: int) -> int:
     return max(min(hello.write_bytes, most), 2 * namespace.extent_bytes)
 
 
-def _welcome(namespace: Namespace, limits: ServerLimits, write_bytes: int) -> Welcome:
+def _welcome(
+    namespace: Namespace, limits: ServerLimits, write_bytes: int, *, in_place: bool
+) -> Welcome:
     runtime = namespace.runtime
     return Welcome(
         version=VERSION,
@@ -94,4 +104,5 @@ def _welcome(namespace: Namespace, limits: ServerLimits, write_bytes: int) -> We
         limits=limits.client,
         notes=list(runtime.notes),
         medium=astuple(runtime.medium),
+        in_place=in_place,
     )

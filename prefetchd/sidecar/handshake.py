@@ -11,11 +11,12 @@ from prefetchd.engine import EngineError
 from prefetchd.hostinfo import errno_name
 from prefetchd.layout import Layout
 from prefetchd.sidecar.conversation import Attachment
+from prefetchd.sidecar.marks import IN_ORDER
 from prefetchd.sidecar.protocol import FRAME_BYTES_MAX, VERSION, Hello, Shape
 from prefetchd.sidecar.replies import Error, Welcome
 from prefetchd.sidecar.wire import HEAD_BYTES, ProtocolError, frame, reply_of
 
-_DESCRIPTORS_MAX = 2
+_DESCRIPTORS_MAX = 4
 
 
 class SidecarError(EngineError):
@@ -27,12 +28,19 @@ class AwayError(SidecarError):
 
 
 def hello_for(
-    namespace: str, token: str, layout: Layout | None, blocks: int | None, write_bytes: int
+    namespace: str,
+    token: str,
+    layout: Layout | None,
+    blocks: int | None,
+    write_bytes: int,
+    *,
+    in_place: bool = True,
 ) -> Hello:
     shape = None
     if layout is not None:
         shape = Shape(layout.name, layout.layers, layout.page_bytes, layout.fingerprint())
-    return Hello(VERSION, namespace, token, shape, blocks or 0, write_bytes)
+    in_place = in_place and IN_ORDER
+    return Hello(VERSION, namespace, token, shape, blocks or 0, write_bytes, in_place)
 
 
 def attach(path: Path, hello: Hello, timeout_s: float) -> tuple[socket.socket, Attachment]:
@@ -45,7 +53,7 @@ def attach(path: Path, hello: Hello, timeout_s: float) -> tuple[socket.socket, A
         with contextlib.suppress(BrokenPipeError):  # refused already; why is there to be read
             sock.sendall(frame(hello))
         welcome = _welcome(sock, descriptors)
-        if len(descriptors) != 1 + (welcome.write_bytes > 0):
+        if len(descriptors) != 1 + 2 * welcome.in_place + (welcome.write_bytes > 0):
             raise ProtocolError(f"{len(descriptors)} descriptors came with Welcome")
         return sock, Attachment(welcome, descriptors)
     except (OSError, EOFError) as error:

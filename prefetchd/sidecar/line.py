@@ -20,13 +20,15 @@ from prefetchd.sidecar.comeback import Comeback
 from prefetchd.sidecar.conversation import Answered, Attachment
 from prefetchd.sidecar.handshake import SidecarError
 from prefetchd.sidecar.link import READ_BYTES, TICK_NS, Link
+from prefetchd.sidecar.notices import Notices
 from prefetchd.sidecar.protocol import Hello
-from prefetchd.sidecar.releases import Releases
 from prefetchd.sidecar.replies import Reply
 from prefetchd.sidecar.wire import ProtocolError
 
 _SEND_FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 _SEND_TIMEOUT_NS = 5_000_000_000
+_NOTES_NS = 250_000
+"""Who notes more often wakes the daemon only so often: it learns from several as fast."""
 
 
 class Line:
@@ -49,7 +51,8 @@ class Line:
         self._followers = 0
         self._ended = False
         self._comeback = Comeback(path, hello, attached, self._back)
-        self._releases = Releases(self._flush)
+        self._notices = Notices(self._flush)
+        self._noted_ns = 0
         self.link: Link | None = None
         self.link = self._comeback.attach(timeout_s)
 
@@ -73,11 +76,11 @@ class Line:
                 link.answers.lost(link.attachment.lost)
 
     def send(self, link: Link, data: bytes) -> None:
-        """If it cannot be sent, the line breaks. Takes releases along."""
+        """If it cannot be sent, the line breaks. Takes notices along."""
         with self._send_lock:
-            if self._releases.waiting:
+            if self._notices.waiting:
                 with self.lock:
-                    data = self._releases.take() + data
+                    data = self._notices.take() + data
             try:
                 sent = link.sock.send(data, _SEND_FLAGS)
             except BlockingIOError:
@@ -119,12 +122,24 @@ class Line:
         with self.lock:
             if self.link is not None:
                 self.link.answers.forget(number)
-                self._releases.add(number)
+                self._notices.release(number)
+
+    def note(self, link: Link, body: bytes) -> None:
+        """Tell the daemon something that has no answer: at once, or, soon after the last time, with
+        the next request or in a moment."""
+        now_ns = self.clock()
+        if now_ns - self._noted_ns >= _NOTES_NS:
+            self._noted_ns = now_ns
+            self.send(link, body)
+            return
+        with self.lock:
+            if self.link is link:
+                self._notices.add(body)
 
     def _flush(self) -> None:
-        """Send releases that have waited for long enough."""
+        """Send notices that have waited for long enough."""
         with self.lock:
-            due, link = self._releases.look(), self.link
+            due, link = self._notices.look(), self.link
         if due and link is not None:
             self.send(link, b"")
 
@@ -224,7 +239,7 @@ class Line:
             self.breaks += 1
             link.attachment.lost = why
             link.answers.lost(why)
-            self._releases.clear()
+            self._notices.clear()
             self._news.notify_all()
             self._comeback.begin(why, partial(self._discard, link))
 

@@ -19,8 +19,8 @@ from prefetchd.sidecar.comeback import ATTACH_TIMEOUT_S, PAUSE_MAX_S, PAUSE_S
 from prefetchd.sidecar.conversation import Answered, Attachment, release_frame
 from prefetchd.sidecar.handshake import SidecarError, attach
 from prefetchd.sidecar.link import READ_BYTES, TICK_NS, Link
+from prefetchd.sidecar.notices import WAIT_S
 from prefetchd.sidecar.protocol import Hello
-from prefetchd.sidecar.releases import WAIT_S
 from prefetchd.sidecar.replies import Reply
 from prefetchd.sidecar.wire import ProtocolError
 

@@ -25,6 +25,7 @@ from prefetchd.runtime import Runtime
 from prefetchd.sidecar import path_changes
 from prefetchd.sidecar.arena import StagingArena
 from prefetchd.sidecar.drives import DriveGate
+from prefetchd.sidecar.marks import IN_ORDER, Readers
 from prefetchd.sidecar.memory import Memory
 from prefetchd.sidecar.peers import Peer
 from prefetchd.sidecar.pushes import Pusher
@@ -88,6 +89,11 @@ class Namespace:
         """How many there are, and their write arenas' size together."""
         self.runtime = runtime
         self.arena = arena
+        self.readers: Readers | None = None
+        """Clients that read without asking, if they may: not where pages leave once they were
+        read."""
+        if IN_ORDER and settings.options.core.retain:
+            self.readers = runtime.read_in_place(Readers(runtime.slots))
         self.opening = secrets.token_bytes(16)
         self.fingerprint = runtime.fingerprint
         self.waiting = 0
@@ -166,7 +172,9 @@ def open_namespace(
             settings.layout,
             blocks=settings.blocks,
             fill=settings.fill,
-            options=replace(settings.options, namespace=name, arena=arena, drain=drain),
+            options=replace(
+                settings.options, namespace=name, arena=arena, books=arena.books, drain=drain
+            ),
             progress=progress,
         )
     except BaseException:

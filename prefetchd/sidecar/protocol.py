@@ -53,6 +53,8 @@ class Hello(Message, tag=1, frozen=True):
     blocks: Number = 0
     write_bytes: Number = 0
     """Wanted of a write arena; 0: none."""
+    in_place: bool = False
+    """Whether it would read staged pages without asking."""
 
 
 class Find(Message, tag=2, frozen=True):
@@ -198,6 +200,15 @@ class Unshare(Message, tag=19, frozen=True):
     buffer: Number
 
 
+class Used(Message, tag=20, frozen=True):
+    """These pages were read in place. Has no answer."""
+
+    pages: Raw
+    request: Signed = 0
+    scores: Raw | None = None
+    """float32."""
+
+
 Request = (
     Hello
     | Find
@@ -218,4 +229,5 @@ Request = (
     | Share
     | Push
     | Unshare
+    | Used
 )

@@ -10,9 +10,12 @@ import asyncio
 from collections.abc import Callable, Generator
 from typing import Any, Self
 
+import numpy as np
+
 from prefetchd.gpu import GpuDevice, Push
-from prefetchd.model import Ids, Ready, Slots
+from prefetchd.model import Codes, Ids, Ready, Slots
 from prefetchd.sidecar.conversation import Attachment, nothing, ready_of
+from prefetchd.sidecar.in_place import InPlace
 from prefetchd.sidecar.link import Link
 from prefetchd.sidecar.remote_buffers import RemoteBuffers, RemotePush
 from prefetchd.sidecar.replies import Error, Reply
@@ -98,6 +101,18 @@ class RemoteTicket(Ticket):
         if not self.done:
             yield from asyncio.to_thread(self.wait).__await__()
         return self
+
+
+class HeldTicket(RemoteTicket):
+    """A demand of pages that were all staged, and are read without asking the daemon."""
+
+    def hold(self, in_place: InPlace, slots: Slots, outcomes: Codes) -> None:
+        self._in_place = in_place
+        self.resolve(Ready(self.number, slots, outcomes, np.zeros(len(slots), np.int64)))
+
+    def _give_back(self) -> None:
+        assert self._ready is not None
+        self._in_place.let_go(self._ready.slots)
 
 
 class RemotePut(PutTicket):

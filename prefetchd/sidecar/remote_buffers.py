@@ -102,6 +102,11 @@ class RemoteBuffers:
         self.engine = ""
         """What pushes at the daemon, in words; empty while nothing does."""
 
+    @property
+    def lent(self) -> bool:
+        """Whether the daemon may be asked to push."""
+        return bool(self._buffers)
+
     def buffer(self, gpu: GpuDevice, pages: int) -> Any:
         """Raises GpuError."""
         with self._lock:

@@ -20,7 +20,7 @@ from prefetchd.sidecar.conversation import words_of
 from prefetchd.sidecar.handshake import SidecarError
 from prefetchd.sidecar.line import Line
 from prefetchd.sidecar.link import Link
-from prefetchd.sidecar.protocol import Drop, Grow, Seal, Write
+from prefetchd.sidecar.protocol import Drop, Grow, Ping, Seal, Write
 from prefetchd.sidecar.remote import RemotePut
 from prefetchd.sidecar.replies import Error, Grown, Reply, Sealed
 from prefetchd.sidecar.wire import frame
@@ -152,6 +152,8 @@ class RemoteGrowing:
                 self._open, self._dropped = False, True
                 if not self._link.attachment.lost:
                     self._line.send(self._link, frame(Drop(self._number)))
+                    # Who reads by the books is not to find it any more when this returns.
+                    self._line.answer(self._link, lambda number: frame(Ping(number)), ANSWER_NS)
 
     def _check(self) -> None:
         self._line.check()

@@ -37,8 +37,9 @@ class Limits(Message, frozen=True):
 
 
 class Welcome(Message, tag=33, frozen=True):
-    """The answer to Hello. With it come descriptors: the arena's, then the write arena's if
-    `write_bytes` is not 0. Slot s lies at `arena_offset` + s x `slot_bytes`."""
+    """The answer to Hello. With it come descriptors: the arena's, those of books and marks if
+    `in_place`, the write arena's if `write_bytes` is not 0. Slot s lies at `arena_offset` +
+    s x `slot_bytes`."""
 
     version: Number
     daemon: Word
@@ -57,6 +58,7 @@ class Welcome(Message, tag=33, frozen=True):
     limits: Limits
     notes: list[str]
     medium: tuple[str, str, int, int]
+    in_place: bool = False
 
 
 class Found(Message, tag=34, frozen=True):

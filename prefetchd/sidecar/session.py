@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from prefetchd.engine import EngineError
 from prefetchd.model import ChainHint, DoneHint, Idle, Outcome, PageHint
 from prefetchd.sidecar import replies
+from prefetchd.sidecar.marks import Marks
 from prefetchd.sidecar.namespace import Namespace
 from prefetchd.sidecar.protocol import (
     TIMEOUT_NS_MAX,
@@ -41,6 +42,7 @@ from prefetchd.sidecar.protocol import (
     Seal,
     Share,
     Unshare,
+    Used,
     Write,
 )
 from prefetchd.sidecar.replies import Error, Limits
@@ -70,6 +72,7 @@ class Session:
         reply: Callable[[Message], None],
         later: Later,
         write_arena: NDArray[np.uint8] | None = None,
+        marks: Marks | None = None,
     ) -> None:
         self.namespace = namespace
         self._runtime = namespace.runtime
@@ -85,6 +88,9 @@ class Session:
         self._ended = False
         self._write_bytes = 0 if write_arena is None else len(write_arena)
         namespace.enter(1, self._write_bytes)
+        self._marks = marks
+        if marks is not None and namespace.readers is not None:
+            namespace.readers.add(marks)
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             Demand: self._demand,
             Release: self._release,
@@ -102,6 +108,7 @@ class Session:
             Drop: self._growing.drop,
             Share: self._pushes.share,
             Push: self._push,
+            Used: self._used,
             Unshare: self._pushes.unshare,
         }
 
@@ -184,6 +191,13 @@ class Session:
         with self._runtime.engine.lock:
             ticket.then(lambda: self._later(answered))
         return None
+
+    def _used(self, message: Used) -> None:
+        pages, scores = self._ids(message.pages, "pages"), None
+        if message.scores is not None:
+            most = self._limits.ids
+            scores = array_of(message.scores, np.float32, most, "scores", len(pages))
+        self._runtime.used(pages, request=self._stream(message.request), scores=scores)
 
     def _stream(self, request: int) -> int:
         """A request's number among those of all clients."""
@@ -273,6 +287,9 @@ class Session:
             return
         self._ended = True
         self.namespace.enter(-1, -self._write_bytes)
+        if self._marks is not None and self.namespace.readers is not None:
+            self.namespace.readers.remove(self._marks)
+            self._marks = None
         self._puts.close()
         self._pushes.end()
         tickets, self._tickets = list(self._tickets.values()), {}

@@ -1,8 +1,9 @@
-"""Tickets that were given back: on their way to the daemon with the next request, or soon.
+"""What the daemon is to hear, and has no answer: with the next request, or soon.
 
-Decides how long a release may wait for a request that takes it along. Between two demands it then
-costs neither end a system call, and the daemon no turn; a caller that goes on to compute gives its
-leases back all the same. Refuses to know sockets.
+Decides how long tickets that were given back, and pages that were read in place, may wait for a
+request that takes them along. Between two demands a release then costs neither end a system call,
+and the daemon no turn; a caller that goes on to compute gives its leases back all the same. Refuses
+to know sockets.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from prefetchd.sidecar.conversation import release_frame
 WAIT_S = 0.005
 
 
-class Releases:
+class Notices:
     """`flush` has those sent that nothing took along. It is a bound method, whose owner this does
     not keep alive. All other methods are called under the owner's lock."""
 
     def __init__(self, flush: Callable[[], None]) -> None:
-        self.waiting: list[int] = []
+        self._tickets: list[int] = []
+        self._others: list[bytes] = []
         self._called = threading.Event()
         self._flush = weakref.WeakMethod(flush, lambda _: self._called.set())
         self._thread: threading.Thread | None = None
@@ -30,32 +32,47 @@ class Releases:
         self.awake = False
         """Whether its thread looks again."""
 
-    def add(self, number: int) -> None:
-        self.waiting.append(number)
+    @property
+    def waiting(self) -> bool:
+        return bool(self._tickets or self._others)
+
+    def release(self, number: int) -> None:
+        """A ticket was given back."""
+        self._tickets.append(number)
+        self._look_soon()
+
+    def add(self, body: bytes) -> None:
+        """Anything else, as a frame."""
+        self._others.append(body)
+        self._look_soon()
+
+    def _look_soon(self) -> None:
         if self.awake:
             return
         self.awake = True
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="prefetchd-release", daemon=True)
+            self._thread = threading.Thread(target=self._run, name="prefetchd-notices", daemon=True)
             self._thread.start()
         self._called.set()
 
     def take(self) -> bytes:
         """What tells the daemon of all of them; empty if there are none."""
-        numbers, self.waiting = self.waiting, []
-        self._taken = True
-        return release_frame(numbers) if numbers else b""
+        tickets, others = self._tickets, self._others
+        self._tickets, self._others, self._taken = [], [], True
+        if tickets:
+            others.append(release_frame(tickets))
+        return b"".join(others)
 
     def look(self) -> bool:
         """Whether they have waited long enough. With nothing new, the thread rests."""
-        due = bool(self.waiting) and not self._taken
-        self.awake = bool(self.waiting) or self._taken
+        due = self.waiting and not self._taken
+        self.awake = self.waiting or self._taken
         self._taken = False
         return due
 
     def clear(self) -> None:
         """The daemon has gone, and with it what was held there."""
-        self.waiting = []
+        self._tickets, self._others = [], []
 
     def _run(self) -> None:
         while self._flush() is not None:

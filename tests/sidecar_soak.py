@@ -273,6 +273,7 @@ def soak(folder: Path, clients: int, steps: int, seconds: float, pause_s: float 
         connect(address, layout=LAYOUT, write_bytes=0) as kv,
     ):
         process, watch = psutil.Process(kv.daemon_pid), Watch(kv.daemon_pid)
+        kv.stats()  # so that it has closed what it sent with its welcome
         descriptors = process.num_fds()
         load = Load(address, steps, seconds, pause_s)
         tallies = together(load, clients, watch.look)

@@ -67,8 +67,7 @@ def test_a_session_simulates_to_the_same_commands(
     commands = [command for _, _, commands in entries for command in commands]
     ahead = [c for c in commands if isinstance(c, Read) and c.io_class == IoClass.PREFETCH]
     assert ahead, "it is worth nothing unless something was guessed"
-    told = [one for _, event, _ in entries if isinstance(event, Known) for one in event.answers]
-    known = [answer for answer in told if answer.dtype == np.bool_]
+    known = [mask for _, event, _ in entries if isinstance(event, Known) for mask in event.masks]
     assert not np.concatenate(known).all(), "nor unless some guess was of what is not there"
     shown = run_here(capsys, "simulate", "events", str(path), "--json")
     assert shown.code == 0, shown.err

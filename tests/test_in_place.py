@@ -32,6 +32,7 @@ from prefetchd.model import (
     Ids,
     Mask,
     Offered,
+    PlanSoon,
     Read,
     Released,
     Slots,
@@ -226,9 +227,9 @@ class Machine(RuleBasedStateMachine):
             self.let_go()
         while self.tickets:
             self.release()
-        self.handle(Idle())
         self.end_reads()
-        self.handle(Idle())
+        while PlanSoon() in self.handle(Idle()):
+            pass
         assert not len(self.staging.parted.slots)
 
 

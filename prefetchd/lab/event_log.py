@@ -34,10 +34,11 @@ _LENGTH_BYTES = 4
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Known:
-    """Which of the pages that the core asked for the store had (bool), and which places among the
-    slots that it asked for are read (int64), answer by answer."""
+    """Which of the pages that the core asked for the store had, and which places among the slots
+    that it asked for are read, answer by answer. `reading` None: nobody reads without asking."""
 
-    answers: list[Mask | Ids]
+    masks: list[Mask]
+    reading: list[Ids] | None = None
 
 
 Entry = tuple[int, Event | Known, list[Command]]
@@ -62,25 +63,27 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 def watch(core: Core, note: Record) -> None:
     """From now on tell `note` of every event that `core` handles, and of what came of it."""
     handle, known, readers = core.handle, core.planner.known, core.staging.parted.readers
-    answers: list[Mask | Ids] = []
+    masks: list[Mask] = []
+    places: list[Ids] = []
 
     def watched(event: Event, now_ns: int) -> list[Command]:
-        answers.clear()
+        masks.clear()
+        places.clear()
         commands = handle(event, now_ns)
-        if answers:
-            note(now_ns, Known(answers.copy()), [])
+        if masks or places:
+            note(now_ns, Known(masks.copy(), None if readers is None else places.copy()), [])
         note(now_ns, event, commands)
         return commands
 
     def asked(pages: Ids) -> Mask:
         assert known is not None
-        answers.append(mask := known(pages))
+        masks.append(mask := known(pages))
         return mask
 
     def reading(slots: Slots | None) -> Mask:
         assert readers is not None
         mask = readers.reading(slots)
-        answers.append(np.flatnonzero(mask))
+        places.append(np.flatnonzero(mask))
         return mask
 
     core.planner.known = None if known is None else asked
@@ -92,15 +95,19 @@ def replay(core: Core, entries: Iterable[Entry]) -> int:
     """Give a core all events; how many. Raises EventLogError where it does anything else than the
     core that they were logged from."""
     count = 0
-    answers: deque[Mask | Ids] = deque()
+    masks: deque[Mask] = deque()
+    places: deque[Ids] = deque()
     for now_ns, event, commands in entries:
         if isinstance(event, Known):
-            answers.extend(event.answers)
-            core.planner.known = partial(_known, answers)
-            core.staging.parted.readers = _Readers(partial(_reading, answers, core.staging.slots))
+            masks.extend(event.masks)
+            core.planner.known = partial(_known, masks)
+            if event.reading is not None:
+                places.extend(event.reading)
+                reading = partial(_reading, places, core.staging.slots)
+                core.staging.parted.readers = _Readers(reading)
             continue
         came = core.handle(event, now_ns)
-        if answers or _ENCODER.encode(_plain(came)) != _ENCODER.encode(_plain(commands)):
+        if masks or places or _ENCODER.encode(_plain(came)) != _ENCODER.encode(_plain(commands)):
             raise EventLogError(f"entry {count}, {event}: logged {commands}, but here came {came}")
         count += 1
     return count
@@ -111,18 +118,18 @@ class _Readers:
     reading: Callable[[Slots | None], Mask]
 
 
-def _known(answers: deque[Mask | Ids], pages: Ids) -> Mask:
-    if not answers or answers[0].dtype != np.bool_ or len(answers[0]) != len(pages):
+def _known(masks: deque[Mask], pages: Ids) -> Mask:
+    if not masks or len(masks[0]) != len(pages):
         raise EventLogError(f"the logged core did not ask for {len(pages)} pages here")
-    return np.asarray(answers.popleft(), np.bool_)
+    return masks.popleft()
 
 
-def _reading(answers: deque[Mask | Ids], all_slots: int, slots: Slots | None) -> Mask:
+def _reading(places: deque[Ids], all_slots: int, slots: Slots | None) -> Mask:
     count = all_slots if slots is None else len(slots)
-    if not answers or answers[0].dtype != np.int64 or answers[0].max(initial=-1) >= count:
+    if not places or places[0].max(initial=-1) >= count:
         raise EventLogError(f"the logged core did not ask who reads {count} slots here")
     mask = np.zeros(count, np.bool_)
-    mask[answers.popleft()] = True
+    mask[places.popleft()] = True
     return mask
 
 

@@ -102,7 +102,7 @@ class Connection:
         self._refused = True
         self.unheard.clear()
         self._flush()
-        if self.session is None or not self.session.held:
+        if self.session is None or not self.session.may_read:
             self.end(words)
 
     def on_event(self, mask: int) -> None:

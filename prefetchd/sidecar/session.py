@@ -119,8 +119,14 @@ class Session:
 
     @property
     def held(self) -> int:
-        """Tickets that are open."""
-        return len(self._tickets)
+        """Tickets that are open, as far as it is true what the client has marked."""
+        marked = 0 if self._marks is None else int(self._marks.count[0])
+        return len(self._tickets) + max(0, min(marked, self._limits.tickets))
+
+    @property
+    def may_read(self) -> bool:
+        """Whether the client may be reading pages in place."""
+        return bool(self._tickets) or self._marks is not None
 
     def handle(self, request: Request) -> None:
         """Raises ProtocolError for what no client may send."""

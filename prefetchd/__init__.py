@@ -7,7 +7,6 @@ with prefetchd.open("/nvme/kv", layout, blocks=10_000) as kv:
 """
 
 from prefetchd.advice import Advice
-from prefetchd.assembly import Options
 from prefetchd.device import DeviceError
 from prefetchd.engine import EngineError
 from prefetchd.gpu import GpuError
@@ -17,6 +16,7 @@ from prefetchd.layout import Layout, LayoutError, uniform
 from prefetchd.lookups import Found
 from prefetchd.model import ChainHint, DoneHint, Outcome, PageHint
 from prefetchd.opening import open_runtime as open  # noqa: A004  (prefetchd.open reads best)
+from prefetchd.options import Options
 from prefetchd.registry import RegistryError
 from prefetchd.runtime import Runtime
 from prefetchd.sidecar.async_client import AsyncClient

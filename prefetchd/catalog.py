@@ -57,7 +57,8 @@ class Catalog:
         """How many extents may be in use, by all namespaces and by this one."""
         self.stamps: Stamps = np.zeros(blocks, np.int64)
         """Of what was last put at each index; see `Found`."""
-        self._expiry_ns = np.full(1, NEVER_NS, np.int64)
+        self.next_expiry_ns: NDArray[np.int64] = np.full(1, NEVER_NS, np.int64)
+        """When `expired` is worth asking (one number)."""
         self._taken = np.zeros(blocks, np.bool_)
         self._taken_on = np.zeros(superblock.stripes, np.int64)  # how many, a path
         self._mine = np.zeros(blocks, np.bool_)  # taken by this namespace
@@ -75,18 +76,8 @@ class Catalog:
 
     def show(self, books: Books) -> None:
         """From here on others look at stamps and times in there."""
-        for own, shown in ((self.stamps, books.stamps), (self._expiry_ns, books.expiry_ns)):
-            shown[:] = own
-        self.stamps, self._expiry_ns = books.stamps, books.expiry_ns
-
-    @property
-    def next_expiry_ns(self) -> int:
-        """When `expired` is worth asking."""
-        return int(self._expiry_ns[0])
-
-    @next_expiry_ns.setter
-    def next_expiry_ns(self, wall_ns: int) -> None:
-        self._expiry_ns[0] = wall_ns
+        books.stamps[:], books.expiry_ns[:] = self.stamps, self.next_expiry_ns
+        self.stamps, self.next_expiry_ns = books.stamps, books.expiry_ns
 
     @property
     def blocks_visible(self) -> int:
@@ -112,7 +103,7 @@ class Catalog:
         blocks = np.flatnonzero(mine)
         self._seeds[blocks] = self.binding.seeds(table["key"][blocks])
         known = held & ~occupied
-        self.next_expiry_ns = int(table["expires_ns"][known].min(initial=NEVER_NS))
+        self.next_expiry_ns[0] = table["expires_ns"][known].min(initial=NEVER_NS)
 
     def names(self, keys: list[bytes]) -> list[bytes]:
         """What callers' keys are called here and on the medium."""
@@ -152,7 +143,7 @@ class Catalog:
 
     @property
     def may_expire(self) -> bool:
-        return self.next_expiry_ns < NEVER_NS
+        return bool(self.next_expiry_ns[0] < NEVER_NS)
 
     def taken_on(self, path: int) -> int:
         """Extents in use on this path, by all namespaces."""
@@ -215,7 +206,8 @@ class Catalog:
         """From here on the block is found by its key, and its pages can be read."""
         if (older := self.index.publish(block)) >= 0:
             self.discarded.append(older)
-        self.next_expiry_ns = min(self.next_expiry_ns, int(self.table["expires_ns"][block]))
+        expires_ns = int(self.table["expires_ns"][block])
+        self.next_expiry_ns[0] = min(int(self.next_expiry_ns[0]), expires_ns)
         self._clock += 1
         self._used[block] = self._clock
 
@@ -243,7 +235,7 @@ class Catalog:
         # A block that is open, or not yet found by its key, has no time to live.
         over = over[index.foreign[over] | index.named(over)]
         self.hide(over)
-        self.next_expiry_ns = int(self.table["expires_ns"][stays].min(initial=NEVER_NS))
+        self.next_expiry_ns[0] = self.table["expires_ns"][stays].min(initial=NEVER_NS)
         return over
 
     def victims(self, count: int, held: Mask, *, mine: bool) -> Ids:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from prefetchd.assembly import Options
+from prefetchd.options import Options
 
 LIVE = frozenset(
     {

@@ -18,12 +18,13 @@ import msgspec
 import numpy as np
 
 from prefetchd.arena import aligned_arena
-from prefetchd.assembly import Options, open_device
+from prefetchd.assembly import open_device
 from prefetchd.catalog import Catalog
 from prefetchd.device import Arena, StorageDevice
 from prefetchd.format import Superblock, namespace_id
 from prefetchd.journal import Journal
 from prefetchd.key_file import cipher_of
+from prefetchd.options import Options
 from prefetchd.records import PUBLISH, REMOVE
 from prefetchd.recovery import recover
 from prefetchd.restating import write_headers, write_journal

@@ -18,10 +18,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from prefetchd.assembly import Options
 from prefetchd.config_tables import Config, Daemon, Made, Space
 from prefetchd.layout import Layout, LayoutError, uniform
 from prefetchd.layout_command import layout_of
+from prefetchd.options import Options
 from prefetchd.policies import check_eviction
 from prefetchd.registry import RegistryError, check_name
 from prefetchd.sidecar.greeting import ServerLimits

@@ -16,8 +16,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from prefetchd.assembly import Options, Parts
+from prefetchd.assembly import Parts
 from prefetchd.engine import Engine, EngineError
+from prefetchd.options import Options
 from prefetchd.pipeline import Job, Waiter
 from prefetchd.puts import Puts
 from prefetchd.store import StoreError

@@ -80,9 +80,6 @@ class Geometry:
     def pages(self) -> int:
         return self.layers * self.blocks
 
-    def layer_of(self, pages: Ids) -> Ids:
-        return pages % self.layers
-
     def block_of(self, pages: Ids) -> Ids:
         return pages // self.layers
 
@@ -109,10 +106,8 @@ class Geometry:
 
 @dataclass(frozen=True, slots=True)
 class PageHint:
-    """Pages of one layer that an engine expects to demand next, distinct, best first.
-
-    `scores` (float32, same length, falling) are the engine's own: masses, logits or anything else.
-    """
+    """Pages of one layer that an engine expects to demand next, distinct, best first. `scores`
+    (float32, same length, falling) are the engine's own: masses, logits or anything else."""
 
     pages: Ids
     scores: Scores
@@ -227,16 +222,15 @@ class Idle:
 
 @dataclass(frozen=True, slots=True)
 class Forgotten:
-    """These pages are in the store no more, and nobody reads them or waits for them: whatever is
-    staged or planned of them goes, before other bytes take their place."""
+    """These pages have gone from the store; nobody waits for them, or reads them by a demand."""
 
     pages: Ids
 
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """A caller has bytes for these distinct pages, which are not here and which nobody may ask for
-    yet. There is room for all of them (a `Fill` comes of it) or for none."""
+    """A caller has bytes for these distinct, absent pages, which nobody may ask for yet. There is
+    room for all of them (a `Fill` comes of it) or for none."""
 
     pages: Ids
 
@@ -283,17 +277,15 @@ class Fill:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Stop these reads if that is still possible. Their slots stay the device's until they end."""
+    """Stop these reads if possible. Their slots stay the device's until they end."""
 
     slots: Slots
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A demand is answered: for each page its slot, or -1 for a page that could not be had.
-
-    `waits_ns` (int64) is, page by page, the time from demand to readable: 0 if it was resident.
-    """
+    """A demand is answered: for each page its slot, or -1 for one that could not be had, and in
+    `waits_ns` (int64) the time from demand to readable: 0 if it was resident."""
 
     ticket: int
     slots: Slots

@@ -11,8 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from prefetchd import store, store_making, store_opening
-from prefetchd.assembly import Options, Parts, assemble
+from prefetchd.assembly import Parts, assemble
 from prefetchd.layout import Layout
+from prefetchd.options import Options
 from prefetchd.runtime import Runtime
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefetchd.admission import Admission
-from prefetchd.assembly import Options, Parts
+from prefetchd.assembly import Parts
 from prefetchd.behind import Behind
 from prefetchd.catalog import StoreFullError
 from prefetchd.driver import Driver
@@ -22,6 +22,7 @@ from prefetchd.engine import Engine
 from prefetchd.filling import Fillers, threads_for_copies
 from prefetchd.hostinfo import why_not
 from prefetchd.model import Mask
+from prefetchd.options import Options
 from prefetchd.patience import BUSY, LOST, Patience
 from prefetchd.pipeline import Job, Waiter
 from prefetchd.records import NEVER_NS

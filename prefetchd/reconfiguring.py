@@ -12,12 +12,12 @@ from typing import Any
 
 from prefetchd.admission import Admission
 from prefetchd.advising import Advising
-from prefetchd.assembly import Options
 from prefetchd.changes import Changes, sorted_out
 from prefetchd.draining import Drains
 from prefetchd.eviction import Eviction
 from prefetchd.exchanging import exchange
 from prefetchd.growing import OpenBlocks
+from prefetchd.options import Options
 from prefetchd.policies import eviction_of, predictor_of
 from prefetchd.predictor import Predictor
 from prefetchd.puts import Puts

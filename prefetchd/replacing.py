@@ -10,7 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from prefetchd.assembly import Options, Parts, assemble
+from prefetchd.assembly import Parts, assemble
+from prefetchd.options import Options
 from prefetchd.store_making import Progress, create_part
 from prefetchd.store_opening import Opening, open_store
 from prefetchd.store_place import StoreError

@@ -138,7 +138,7 @@ class Room:
         if catalog.discarded:
             older, catalog.discarded = np.array(catalog.discarded), []
             self._leaving = np.concatenate([self._leaving, older])
-        due = self.wall_ns() >= catalog.next_expiry_ns if catalog.may_expire else False
+        due = self.wall_ns() >= catalog.next_expiry_ns[0] if catalog.may_expire else False
         if due:
             over = catalog.expired(self.wall_ns())
             self.expired += len(over)

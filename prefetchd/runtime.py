@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from prefetchd.assembly import Options, Parts
+from prefetchd.assembly import Parts
 from prefetchd.attaching import Attaching
 from prefetchd.books import Readers
 from prefetchd.closing import Closing
@@ -23,6 +23,7 @@ from prefetchd.holds import Holds, check_demand
 from prefetchd.hostinfo import Medium
 from prefetchd.lookups import Found, Keys, Stamps, as_keys
 from prefetchd.model import Demanded, Hint, Hinted, Ids, Ready, Scores, Used
+from prefetchd.options import Options
 from prefetchd.patience import past_help
 from prefetchd.puts import puts_of
 from prefetchd.stats import Stats, take_stats

@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from prefetchd.assembly import Options, build_core
+from prefetchd.assembly import build_core
 from prefetchd.drive_model import DriveModel, Times
 from prefetchd.drive_profile import DEFAULT, load_profile
 from prefetchd.lab.restore_puts import SimulatedPuts
 from prefetchd.lab.virtual import VirtualEngine
 from prefetchd.model import Geometry
+from prefetchd.options import Options
 
 
 class Told(DriveModel):

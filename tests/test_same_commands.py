@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import prefetchd
-from prefetchd.assembly import Options, build_core
+from prefetchd.assembly import build_core
 from prefetchd.bench.decode import run_decode
 from prefetchd.bench.decode_loop import Pace
 from prefetchd.bench.runs import Plan
@@ -30,6 +30,7 @@ from prefetchd.lab.simulate_decode import SimulateSettings, plan_core, run_plan
 from prefetchd.lab.workload import Workload
 from prefetchd.layout import uniform
 from prefetchd.model import Geometry, Hinted, Idle, IoClass, Read
+from prefetchd.options import Options
 from tests.replays import LAYERS, PAGE_BYTES, workload, write_trace
 
 PREDICTORS = ["none", "auto", "sliding_window"]

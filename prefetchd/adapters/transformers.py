@@ -25,11 +25,11 @@ from prefetchd.adapters.models import layout_of, rotation_of, shape_of
 from prefetchd.adapters.paged import PagedSequence
 from prefetchd.adapters.pages import KvLost
 from prefetchd.adapters.selection import Queries, Selector, Sparse
-from prefetchd.assembly import Options
 from prefetchd.closing import Closing
 from prefetchd.keys import block_keys
 from prefetchd.layout import Layout
 from prefetchd.opening import open_runtime
+from prefetchd.options import Options
 from prefetchd.runtime import Runtime
 
 __all__ = ["KvLost", "Meter", "ModelStore", "Sparse", "StoredCache", "layout_of", "open"]

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from prefetchd.assembly import Options, open_device
+from prefetchd.assembly import open_device
 from prefetchd.device import Arena, File, StorageDevice
 from prefetchd.devices.emulated import Emulated
 from prefetchd.drive_model import DriveModel
 from prefetchd.drive_profile import DriveProfile
+from prefetchd.options import Options
 
 _LATE_SHARE_MAX = 0.01
 

@@ -17,7 +17,6 @@ from pathlib import Path
 import numpy as np
 
 from prefetchd import metrics, store_making, store_opening
-from prefetchd.assembly import DeviceFactory, GpuFactory, Options
 from prefetchd.bench.content import block_names, block_pages
 from prefetchd.bench.decode import run_decode
 from prefetchd.bench.decode_loop import Log, Pace
@@ -40,6 +39,7 @@ from prefetchd.lab.workload import Workload
 from prefetchd.layout import Layout, uniform
 from prefetchd.model import Geometry
 from prefetchd.opening import open_runtime
+from prefetchd.options import DeviceFactory, GpuFactory, Options
 from prefetchd.runtime import Runtime
 
 __all__ = [

@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefetchd import metrics, registry, store_making
-from prefetchd.assembly import Options, PredictorFactory
 from prefetchd.bench.content import block_names
 from prefetchd.bench.emulation import Emulation, limit_profile
 from prefetchd.bench.replay import ReplayError, Report
@@ -34,6 +33,7 @@ from prefetchd.eviction import EVICTIONS
 from prefetchd.lab.requests import Requests
 from prefetchd.layout import Layout, uniform
 from prefetchd.opening import open_runtime
+from prefetchd.options import Options, PredictorFactory
 
 CONTROLS = ("resident", "none")
 _RUN_FOLDER = "prefetchd-restore-run"

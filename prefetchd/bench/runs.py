@@ -12,10 +12,10 @@ from functools import partial
 from pathlib import Path
 
 from prefetchd import metrics, registry
-from prefetchd.assembly import PredictorFactory
 from prefetchd.core import CoreLimits
 from prefetchd.eviction import EVICTIONS
 from prefetchd.lab.workload import Workload
+from prefetchd.options import PredictorFactory
 from prefetchd.predictors.oracle import Oracle
 
 CONTROLS = ("resident", "none", "cold", "oracle")

@@ -19,10 +19,10 @@ from pathlib import Path
 
 import psutil
 
-from prefetchd.assembly import Options
 from prefetchd.bench.crowd import log_level
 from prefetchd.bench.emulation import Emulation
 from prefetchd.bench.runs import ReplayError
+from prefetchd.options import Options
 from prefetchd.runtime import Runtime
 from prefetchd.sidecar.client import Client
 from prefetchd.sidecar.namespace import NamespaceSettings, open_namespace

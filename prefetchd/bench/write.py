@@ -17,10 +17,10 @@ from pathlib import Path
 import numpy as np
 
 from prefetchd import store_making
-from prefetchd.assembly import Options
 from prefetchd.bench.ring import BenchError, fio_job
 from prefetchd.layout import Layout, uniform
 from prefetchd.opening import open_runtime
+from prefetchd.options import Options
 from prefetchd.store_opening import open_store
 
 _PUT_BLOCKS = 32  # one prefill

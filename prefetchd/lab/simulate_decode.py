@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from prefetchd import metrics
-from prefetchd.assembly import Options, build_core
+from prefetchd.assembly import build_core
 from prefetchd.bench.decode_loop import Log, Pace, follow
 from prefetchd.bench.figures import run_figures
 from prefetchd.bench.runs import (
@@ -31,6 +31,7 @@ from prefetchd.lab.dpu import NO_DPU, Dpu
 from prefetchd.lab.modelled import described, told_dpu
 from prefetchd.lab.virtual import Record
 from prefetchd.lab.workload import Workload
+from prefetchd.options import Options
 from prefetchd.resting import collector_rests
 
 SCHEMA: Literal["prefetchd.simulate.decode/1"] = "prefetchd.simulate.decode/1"

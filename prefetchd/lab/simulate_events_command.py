@@ -15,11 +15,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from prefetchd.assembly import Options, build_core
+from prefetchd.assembly import build_core
 from prefetchd.bench.output import progress_bars
 from prefetchd.bench.replay import Report
 from prefetchd.lab.event_log import Entry, Header, count_entries, read_log, replay
 from prefetchd.model import Demanded, Geometry, Outcome, Used
+from prefetchd.options import Options
 
 
 class Replayed(msgspec.Struct, frozen=True):

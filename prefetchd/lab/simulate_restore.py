@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefetchd import metrics
-from prefetchd.assembly import Options, build_core
+from prefetchd.assembly import build_core
 from prefetchd.bench.restore import Pace, RestoreLog
 from prefetchd.bench.restore_replay import Plan
 from prefetchd.bench.restore_result import SIMULATED, RestoreResult, RestoreSettings, run_figures
@@ -34,6 +34,7 @@ from prefetchd.lab.requests import Requests
 from prefetchd.lab.restore_run import TIMEOUT_NS, SimulatedRestore
 from prefetchd.lab.virtual import Record, VirtualEngine
 from prefetchd.model import Geometry, Mask
+from prefetchd.options import Options
 from prefetchd.resting import collector_rests
 
 _LIMITS = CoreLimits(read_timeout_ns=TIMEOUT_NS)

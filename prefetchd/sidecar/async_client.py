@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefetchd.advice import Advice, Prefill
-from prefetchd.assembly import GpuFactory
 from prefetchd.lookups import Found, Keys, Stamps, as_keys
 from prefetchd.model import NO_IDS, Hint, Ids, Scores
+from prefetchd.options import GpuFactory
 from prefetchd.sidecar.advising import advice_away, advice_of, advise_frame
 from prefetchd.sidecar.caller import ANSWER_NS, Caller
 from prefetchd.sidecar.conversation import (

@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefetchd import registry
-from prefetchd.assembly import GpuFactory
 from prefetchd.gpu import GpuDevice
 from prefetchd.holds import check_demand
 from prefetchd.hostinfo import Medium
 from prefetchd.lookups import Keys, Stamps, as_keys
 from prefetchd.model import Geometry, Ids, Scores
+from prefetchd.options import GpuFactory
 from prefetchd.sidecar.conversation import Attachment, stats_of
 from prefetchd.sidecar.handshake import AwayError, SidecarError
 from prefetchd.sidecar.remote import HeldTicket

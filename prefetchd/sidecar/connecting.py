@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from prefetchd.assembly import GpuFactory
 from prefetchd.layout import Layout
+from prefetchd.options import GpuFactory
 from prefetchd.sidecar.async_client import AsyncClient
 from prefetchd.sidecar.client import Client
 from prefetchd.sidecar.handshake import hello_for

@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from prefetchd.assembly import Options
 from prefetchd.layout import Layout
 from prefetchd.opening import open_runtime
+from prefetchd.options import Options
 from prefetchd.runtime import Runtime
 from prefetchd.sidecar import path_changes
 from prefetchd.sidecar.arena import StagingArena

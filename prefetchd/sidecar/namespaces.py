@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from prefetchd.assembly import Options
+from prefetchd.options import Options
 from prefetchd.sidecar.memory import Memory
 from prefetchd.sidecar.namespace import Namespace, NamespaceSettings, check_name
 from prefetchd.sidecar.peers import Peer

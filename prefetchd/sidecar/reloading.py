@@ -12,12 +12,12 @@ from dataclasses import fields
 from functools import partial
 from pathlib import Path
 
-from prefetchd.assembly import Options
 from prefetchd.config import limits_of, read_config, settings_of
 from prefetchd.config_tables import Config
 from prefetchd.engine import EngineError
 from prefetchd.guarded import PredictorError
 from prefetchd.layout import LayoutError
+from prefetchd.options import Options
 from prefetchd.registry import RegistryError
 from prefetchd.sidecar import path_changes
 from prefetchd.sidecar.namespace import Namespace, NamespaceSettings

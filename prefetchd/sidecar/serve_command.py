@@ -21,7 +21,6 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 
 from prefetchd import store_opening
-from prefetchd.assembly import Options
 from prefetchd.config import (
     check_new_stores,
     exposed,
@@ -32,6 +31,7 @@ from prefetchd.config import (
     socket_mode,
 )
 from prefetchd.config_tables import EXAMPLE, Config, Made
+from prefetchd.options import Options
 from prefetchd.sidecar.hangups import Hangups
 from prefetchd.sidecar.http import Http
 from prefetchd.sidecar.logs import log_as_json

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefetchd.engine import EngineError
-from prefetchd.model import ChainHint, DoneHint, Idle, Outcome, PageHint
+from prefetchd.model import Idle, Outcome
 from prefetchd.sidecar import replies
 from prefetchd.sidecar.marks import Marks
 from prefetchd.sidecar.namespace import Namespace
@@ -48,6 +48,7 @@ from prefetchd.sidecar.protocol import (
 from prefetchd.sidecar.replies import Error, Limits
 from prefetchd.sidecar.session_finds import Finds
 from prefetchd.sidecar.session_growing import Growing
+from prefetchd.sidecar.session_hints import Hints
 from prefetchd.sidecar.session_pushes import Pushes
 from prefetchd.sidecar.session_puts import Later, Puts
 from prefetchd.sidecar.wire import ProtocolError, array_of, raw_of
@@ -84,6 +85,7 @@ class Session:
         self._finds = Finds(namespace, limits, reply)
         self._puts = Puts(namespace, limits, reply, later, write_arena)
         self._growing = Growing(namespace, limits, reply, later, self._stream)
+        self._hints = Hints(namespace, limits, self._stream)
         self._pushes = Pushes(namespace, limits, reply, later)
         self._ended = False
         self._write_bytes = 0 if write_arena is None else len(write_arena)
@@ -96,9 +98,9 @@ class Session:
             Release: self._release,
             Find: self._finds.take,
             Put: self._puts.take,
-            HintPages: self._hint_pages,
-            HintChain: self._hint_chain,
-            HintDone: self._hint_done,
+            HintPages: self._hints.pages,
+            HintChain: self._hints.chain,
+            HintDone: self._hints.done,
             AskStats: self._stats,
             Ping: self._ping,
             Advise: self._advise,
@@ -108,7 +110,7 @@ class Session:
             Drop: self._growing.drop,
             Share: self._pushes.share,
             Push: self._push,
-            Used: self._used,
+            Used: self._hints.used,
             Unshare: self._pushes.unshare,
         }
 
@@ -198,13 +200,6 @@ class Session:
             ticket.then(lambda: self._later(answered))
         return None
 
-    def _used(self, message: Used) -> None:
-        pages, scores = self._ids(message.pages, "pages"), None
-        if message.scores is not None:
-            most = self._limits.ids
-            scores = array_of(message.scores, np.float32, most, "scores", len(pages))
-        self._runtime.used(pages, request=self._stream(message.request), scores=scores)
-
     def _stream(self, request: int) -> int:
         """A request's number among those of all clients."""
         return self._base + (request & _REQUEST_MASK)
@@ -230,34 +225,6 @@ class Session:
 
     def _push(self, message: Push) -> None:
         self._pushes.push(message, self._tickets.get(message.ticket))
-
-    # --- hints ---
-
-    def _hint_pages(self, message: HintPages) -> None:
-        pages = self._ids(message.pages, "pages")
-        scores = array_of(message.scores, np.float32, self._limits.ids, "scores", len(pages))
-        geometry = self._runtime.geometry
-        inside = ((pages >= 0) & (pages < geometry.pages)).all()
-        if not inside or len(pages) == 0 or len(np.unique(pages)) < len(pages):
-            raise ValueError("a page hint names distinct pages of the store, at least one")
-        if (pages % geometry.layers != pages[0] % geometry.layers).any():
-            raise ValueError("a page hint names pages of one layer")
-        self._runtime.hint(PageHint(pages, scores))
-
-    def _hint_chain(self, message: HintChain) -> None:
-        blocks = self._ids(message.blocks, "blocks")
-        start_ns = self._time(message.lead_ns)
-        self._runtime.hint(ChainHint(self._stream(message.request), blocks, start_ns))
-
-    def _hint_done(self, message: HintDone) -> None:
-        blocks = self._ids(message.blocks, "blocks")
-        request, return_ns = self._stream(message.request), self._time(message.lead_ns)
-        self._runtime.hint(DoneHint(request, message.reason, return_ns, blocks))
-
-    def _time(self, lead_ns: int | None) -> int | None:
-        if lead_ns is None:
-            return None
-        return self._runtime.engine.clock() + max(-TIMEOUT_NS_MAX, min(lead_ns, TIMEOUT_NS_MAX))
 
     # --- the rest ---
 

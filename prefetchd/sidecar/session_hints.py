@@ -1,0 +1,64 @@
+"""What a client says will be needed, and what it has read without asking. None of it is answered.
+
+Decides which hints make no sense. Refuses to know what is made of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prefetchd.model import ChainHint, DoneHint, PageHint, Scores
+from prefetchd.sidecar.namespace import Namespace
+from prefetchd.sidecar.protocol import TIMEOUT_NS_MAX, HintChain, HintDone, HintPages, Used
+from prefetchd.sidecar.replies import Limits
+from prefetchd.sidecar.wire import array_of
+
+
+class Hints:
+    """`stream` makes a request's number one among those of all clients. All methods raise
+    ValueError for what makes no sense."""
+
+    def __init__(self, namespace: Namespace, limits: Limits, stream: Callable[[int], int]) -> None:
+        self._runtime = namespace.runtime
+        self._most = limits.ids
+        self._stream = stream
+
+    def pages(self, message: HintPages) -> None:
+        pages = self._ids(message.pages, "pages")
+        scores = self._scores(message.scores, len(pages))
+        geometry = self._runtime.geometry
+        inside = ((pages >= 0) & (pages < geometry.pages)).all()
+        if not inside or len(pages) == 0 or len(np.unique(pages)) < len(pages):
+            raise ValueError("a page hint names distinct pages of the store, at least one")
+        if (pages % geometry.layers != pages[0] % geometry.layers).any():
+            raise ValueError("a page hint names pages of one layer")
+        self._runtime.hint(PageHint(pages, scores))
+
+    def chain(self, message: HintChain) -> None:
+        blocks = self._ids(message.blocks, "blocks")
+        start_ns = self._time(message.lead_ns)
+        self._runtime.hint(ChainHint(self._stream(message.request), blocks, start_ns))
+
+    def done(self, message: HintDone) -> None:
+        blocks = self._ids(message.blocks, "blocks")
+        request, return_ns = self._stream(message.request), self._time(message.lead_ns)
+        self._runtime.hint(DoneHint(request, message.reason, return_ns, blocks))
+
+    def used(self, message: Used) -> None:
+        pages = self._ids(message.pages, "pages")
+        scores = None if message.scores is None else self._scores(message.scores, len(pages))
+        self._runtime.used(pages, request=self._stream(message.request), scores=scores)
+
+    def _ids(self, raw: bytes, what: str) -> NDArray[np.int64]:
+        return array_of(raw, np.int64, self._most, what)
+
+    def _scores(self, raw: bytes, count: int) -> Scores:
+        return array_of(raw, np.float32, self._most, "scores", count)
+
+    def _time(self, lead_ns: int | None) -> int | None:
+        if lead_ns is None:
+            return None
+        return self._runtime.engine.clock() + max(-TIMEOUT_NS_MAX, min(lead_ns, TIMEOUT_NS_MAX))

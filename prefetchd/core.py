@@ -159,7 +159,9 @@ class Core:
     def _used(self, event: Used, now_ns: int) -> list[Command]:
         """As if they had been demanded while they were here, and released. Some may have gone."""
         self._observer.used(event, now_ns)
-        wanted = self.foresight.demanded(event.pages, now_ns, missed=False)
+        wanted = False
+        for part in event.parts():
+            wanted |= self.foresight.demanded(event.pages[part], now_ns, missed=False)
         return [PlanSoon()] if wanted or self._observer.crowded else []
 
     def _missed(self, demand: Demand, absent: Mask, now_ns: int) -> list[Command]:

@@ -187,11 +187,18 @@ class Demanded:
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """An engine has read these pages where they were staged, by the books, without asking."""
+    """What engines have read by the books, without asking: demands of `counts` pages each, one
+    after another, with the request of each."""
 
     pages: Ids
-    request: int = 0
+    counts: Ids
+    requests: Ids
     scores: Scores | None = None
+
+    def parts(self) -> list[slice]:
+        """Where each demand's pages are."""
+        ends = np.cumsum(self.counts).tolist()
+        return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
 
 
 @dataclass(frozen=True, slots=True)

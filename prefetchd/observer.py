@@ -33,7 +33,6 @@ from prefetchd.staging import READY, Evicted, Staging
 from prefetchd.unseen import Batch, Unseen
 
 _FEEDBACK_BATCH = 16
-_TIMELY = np.uint8(Outcome.TIMELY)
 _LATE, _USEFUL = np.uint8(Verdict.LATE), np.uint8(Verdict.USEFUL)
 Number = TypeVar("Number", bound=np.generic)
 
@@ -83,22 +82,29 @@ class Observer:
     def demanded(self, slots: Slots, access: Access, *, once: bool = False) -> None:
         self.counters.count_outcomes(access.outcomes)
         if not once:
-            self._unseen.add((slots, access))
-            self._unshown.append(access)
-            while len(self._unshown) > self._unseen.demands:  # some were dropped
-                self._unshown.popleft()
+            self._add(slots, access)
+
+    def _add(self, slots: Slots, access: Access) -> None:
+        self._unseen.add((slots, access))
+        self._unshown.append(access)
+        while len(self._unshown) > self._unseen.demands:  # some were dropped
+            self._unshown.popleft()
 
     def used(self, event: Used, now_ns: int) -> None:
         """As if these pages had been demanded while they were here; some may have gone since."""
-        staging, pages = self._staging, event.pages
+        staging, pages, scores = self._staging, event.pages, event.scores
         slots = staging.slot_of[pages].astype(np.int64)
         slots[(slots >= 0) & (staging.state[slots] != READY)] = -1
-        fresh = staging.fresh[slots] & (slots >= 0)
-        if np.count_nonzero(fresh):
-            used = slots[fresh]
+        outcomes = np.zeros(len(pages), np.uint8)
+        fresh = np.flatnonzero(staging.fresh[slots] & (slots >= 0))
+        if len(fresh):
+            used, first = np.unique(slots[fresh], return_index=True)
+            outcomes[fresh[first]] = Outcome.TIMELY
             self.prefetches_used(used, late=np.zeros(len(used), np.bool_))
-        access = Access(pages, fresh * _TIMELY, event.request, event.scores, now_ns)
-        self.demanded(slots, access)
+        self.counters.count_outcomes(outcomes)
+        for part, request in zip(event.parts(), event.requests.tolist(), strict=True):
+            given = None if scores is None else scores[part]
+            self._add(slots[part], Access(pages[part], outcomes[part], request, given, now_ns))
 
     @property
     def unshown(self) -> bool:

@@ -171,22 +171,19 @@ class Runtime(Attaching, Closing):
             self._parts.core.staging.parted.readers = readers
         return readers
 
-    def used(self, pages: Ids, *, request: int = 0, scores: Scores | None = None) -> None:
-        """These pages (int64, distinct) were read by the books, without a demand: what there is to
-        learn from demands is learnt from them.
-
-        Raises ValueError for repeated or impossible ids.
-        """
-        check_demand(pages, self.slots, self.geometry)
-        engine = self.engine
-        with engine.lock:
+    def used(self, used: Used) -> None:
+        """These pages were read by the books, without a demand: what there is to learn from demands
+        is learnt from them. Raises ValueError for repeated or impossible ids."""
+        for part in used.parts():
+            check_demand(used.pages[part], self.slots, self.geometry)
+        with self.engine.lock:
             self.room.tidy()
-            blocks = pages // self.geometry.layers
+            blocks = used.pages // self.geometry.layers
             self._parts.catalog.use(blocks)
             self.room.lease(blocks)
-            self._waits.add_here(len(pages))
-            engine.handle(Used(pages, request, scores))
-        engine.wake()
+            self._waits.add_here(len(blocks))
+            self.engine.handle(used)
+        self.engine.wake()
 
     def hint(self, hint: Hint) -> None:
         """Say ahead of time what will be needed: PageHint, ChainHint or DoneHint.

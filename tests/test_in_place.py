@@ -215,7 +215,7 @@ class Machine(RuleBasedStateMachine):
     def let_go(self) -> None:
         pages, slots = self.held.pop(0)
         self.client.let_go(slots)
-        self.handle(Used(pages))
+        self.handle(Used(pages, np.array([len(pages)]), np.array([0])))
 
     @invariant()
     def never_other_bytes(self) -> None:

@@ -110,7 +110,7 @@ REQUESTS = st.one_of(
     ),
     st.builds(Push, NUMBERS, NUMBERS, NUMBERS, st.integers(0, 4), st.booleans()),
     st.builds(Unshare, NUMBERS, NUMBERS),
-    st.builds(Used, st.one_of(IDS, RAW), STREAMS, st.one_of(st.none(), FLOATS)),
+    st.builds(Used, st.one_of(IDS, RAW), RAW, RAW, st.one_of(st.none(), FLOATS)),
 )
 
 

@@ -45,7 +45,9 @@ class _Seen:
         for now_ns, event, commands in entries:
             self.first_ns = self.first_ns or now_ns
             self.last_ns = now_ns
-            self.demands += isinstance(event, Demanded | Used)
+            self.demands += (
+                len(event.counts) if isinstance(event, Used) else isinstance(event, Demanded)
+            )
             yield now_ns, event, commands
             report.steps(1)
 

@@ -28,7 +28,7 @@ from prefetchd.sidecar.conversation import (
     found_of,
     hint_frame,
     nothing,
-    used_frame,
+    used_frames,
 )
 from prefetchd.sidecar.handshake import AwayError, SidecarError
 from prefetchd.sidecar.loop_line import LoopLine
@@ -91,7 +91,7 @@ class AsyncClient(Caller):
         self._open_ticket(number)
         held = self._in_place(line, attachment, number, pages, stamps)
         if held is not None:
-            line.send(used_frame(pages, scores, request))
+            line.send(used_frames([(pages, scores, request)], self._limits.ids))
             return held
         body = demand_frame(number, pages, timeout_ns, stamps, scores, request)
         try:

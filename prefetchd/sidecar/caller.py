@@ -147,8 +147,9 @@ class Caller:
     ) -> HeldTicket | None:
         """A ticket of pages that are all staged and may be read without asking; None if not."""
         in_place = attachment.in_place
-        held = None if in_place is None else in_place.hold(pages, stamps)
-        if in_place is None or held is None:
+        if in_place is None or not 0 < len(pages) <= self._limits.ids:
+            return None
+        if (held := in_place.hold(pages, stamps)) is None:
             return None
         ticket = HeldTicket(line, self._gpu, attachment, number, pages, self._given_back)
         ticket.hold(in_place, *held)

@@ -28,7 +28,6 @@ from prefetchd.sidecar.conversation import (
     found_of,
     hint_frame,
     nothing,
-    used_frame,
 )
 from prefetchd.sidecar.handshake import AwayError
 from prefetchd.sidecar.line import Line
@@ -114,7 +113,7 @@ class Client(Caller, Closing):
         if not self._buffers.lent:  # pages that the daemon pushes are demanded of it
             held = self._in_place(line, link.attachment, number, pages, stamps)
             if held is not None:
-                line.note(link, used_frame(pages, scores, request))
+                line.note(link, (pages, scores, request))
                 return held
         gpu, given_back = self._gpu, self._given_back
         ticket = RemoteTicket(line, gpu, link.attachment, number, pages, given_back)

@@ -7,7 +7,7 @@ bytes travel and who waits how.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
 
 import msgspec
@@ -137,9 +137,35 @@ def demand_frame(
     )
 
 
-def used_frame(pages: Ids, scores: Scores | None, request: int) -> bytes:
-    weights = None if scores is None else raw_of(scores, np.float32)
-    return frame(Used(raw_of(pages, np.int64), request, weights))
+Use = tuple[Ids, Scores | None, int]
+"""Pages that were read in place, their scores, and for which request."""
+
+
+def used_frames(uses: Iterable[Use], most: int) -> bytes:
+    """Those with scores and those without apart, each message of at most so many pages."""
+    frames = [b""]
+    for scored in (False, True):
+        group: list[Use] = []
+        left = most
+        for use in uses:
+            if (use[1] is not None) == scored:
+                left -= len(use[0])
+                if left < 0:
+                    frames.append(_used_frame(group))
+                    group, left = [], most - len(use[0])
+                group.append(use)
+        if group:
+            frames.append(_used_frame(group))
+    return b"".join(frames)
+
+
+def _used_frame(uses: Sequence[Use]) -> bytes:
+    pages = b"".join([raw_of(pages, np.int64) for pages, _, _ in uses])
+    counts = np.array([len(pages) for pages, _, _ in uses], np.int64)
+    requests = np.array([request for _, _, request in uses], np.int64)
+    scores = [raw_of(scores, np.float32) for _, scores, _ in uses if scores is not None]
+    weights = b"".join(scores) if scores else None
+    return frame(Used(pages, raw_of(counts, np.int64), raw_of(requests, np.int64), weights))
 
 
 def find_frame(number: int, names: Iterable[bytes]) -> bytes:

@@ -17,7 +17,7 @@ from itertools import count
 from pathlib import Path
 
 from prefetchd.sidecar.comeback import Comeback
-from prefetchd.sidecar.conversation import Answered, Attachment
+from prefetchd.sidecar.conversation import Answered, Attachment, Use
 from prefetchd.sidecar.handshake import SidecarError
 from prefetchd.sidecar.link import READ_BYTES, TICK_NS, Link
 from prefetchd.sidecar.notices import Notices
@@ -28,7 +28,9 @@ from prefetchd.sidecar.wire import ProtocolError
 _SEND_FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 _SEND_TIMEOUT_NS = 5_000_000_000
 _NOTES_NS = 250_000
-"""Who notes more often wakes the daemon only so often: it learns from several as fast."""
+"""Who reads more often wakes the daemon only so often: it learns from several as fast."""
+_UNSAID_MAX = 1 << 14
+"""Pages: so many are told of at once."""
 
 
 class Line:
@@ -52,7 +54,7 @@ class Line:
         self._ended = False
         self._comeback = Comeback(path, hello, attached, self._back)
         self._notices = Notices(self._flush)
-        self._noted_ns = 0
+        self._noted_ns = self._unsaid = 0
         self.link: Link | None = None
         self.link = self._comeback.attach(timeout_s)
 
@@ -80,7 +82,7 @@ class Line:
         with self._send_lock:
             if self._notices.waiting:
                 with self.lock:
-                    data = self._notices.take() + data
+                    data = self._notices.take(link.attachment.welcome.limits.ids) + data
             try:
                 sent = link.sock.send(data, _SEND_FLAGS)
             except BlockingIOError:
@@ -124,17 +126,18 @@ class Line:
                 self.link.answers.forget(number)
                 self._notices.release(number)
 
-    def note(self, link: Link, body: bytes) -> None:
-        """Tell the daemon something that has no answer: at once, or, soon after the last time, with
-        the next request or in a moment."""
-        now_ns = self.clock()
-        if now_ns - self._noted_ns >= _NOTES_NS:
-            self._noted_ns = now_ns
-            self.send(link, body)
-            return
+    def note(self, link: Link, use: Use) -> None:
+        """Pages were read in place: tell the daemon now, or, soon after the last time, with the
+        next request or in a moment."""
         with self.lock:
-            if self.link is link:
-                self._notices.add(body)
+            if self.link is not link:
+                return
+            self._notices.use(use)
+        now_ns = self.clock()
+        self._unsaid += len(use[0])
+        if now_ns - self._noted_ns >= _NOTES_NS or self._unsaid >= _UNSAID_MAX:
+            self._noted_ns, self._unsaid = now_ns, 0
+            self.send(link, b"")
 
     def _flush(self) -> None:
         """Send notices that have waited for long enough."""

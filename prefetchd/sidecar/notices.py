@@ -13,7 +13,7 @@ import time
 import weakref
 from collections.abc import Callable
 
-from prefetchd.sidecar.conversation import release_frame
+from prefetchd.sidecar.conversation import Use, release_frame, used_frames
 
 WAIT_S = 0.005
 
@@ -24,7 +24,7 @@ class Notices:
 
     def __init__(self, flush: Callable[[], None]) -> None:
         self._tickets: list[int] = []
-        self._others: list[bytes] = []
+        self._uses: list[Use] = []
         self._called = threading.Event()
         self._flush = weakref.WeakMethod(flush, lambda _: self._called.set())
         self._thread: threading.Thread | None = None
@@ -34,16 +34,16 @@ class Notices:
 
     @property
     def waiting(self) -> bool:
-        return bool(self._tickets or self._others)
+        return bool(self._tickets or self._uses)
 
     def release(self, number: int) -> None:
         """A ticket was given back."""
         self._tickets.append(number)
         self._look_soon()
 
-    def add(self, body: bytes) -> None:
-        """Anything else, as a frame."""
-        self._others.append(body)
+    def use(self, use: Use) -> None:
+        """Pages were read in place."""
+        self._uses.append(use)
         self._look_soon()
 
     def _look_soon(self) -> None:
@@ -55,13 +55,12 @@ class Notices:
             self._thread.start()
         self._called.set()
 
-    def take(self) -> bytes:
-        """What tells the daemon of all of them; empty if there are none."""
-        tickets, others = self._tickets, self._others
-        self._tickets, self._others, self._taken = [], [], True
-        if tickets:
-            others.append(release_frame(tickets))
-        return b"".join(others)
+    def take(self, most: int) -> bytes:
+        """What tells the daemon of all of them, in messages of at most so many pages."""
+        tickets, uses = self._tickets, self._uses
+        self._tickets, self._uses, self._taken = [], [], True
+        released = release_frame(tickets) if tickets else b""
+        return used_frames(uses, most) + released if uses else released
 
     def look(self) -> bool:
         """Whether they have waited long enough. With nothing new, the thread rests."""
@@ -72,7 +71,7 @@ class Notices:
 
     def clear(self) -> None:
         """The daemon has gone, and with it what was held there."""
-        self._tickets, self._others = [], []
+        self._tickets, self._uses = [], []
 
     def _run(self) -> None:
         while self._flush() is not None:

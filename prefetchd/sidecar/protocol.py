@@ -201,10 +201,13 @@ class Unshare(Message, tag=19, frozen=True):
 
 
 class Used(Message, tag=20, frozen=True):
-    """These pages were read in place. Has no answer."""
+    """Pages that were read in place: of one demand after another. Has no answer."""
 
     pages: Raw
-    request: Signed = 0
+    counts: Raw
+    """Of pages, one a demand."""
+    requests: Raw
+    """One a demand."""
     scores: Raw | None = None
     """float32."""
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from prefetchd import model
 from prefetchd.model import ChainHint, DoneHint, PageHint, Scores
 from prefetchd.sidecar.namespace import Namespace
 from prefetchd.sidecar.protocol import TIMEOUT_NS_MAX, HintChain, HintDone, HintPages, Used
@@ -48,9 +49,15 @@ class Hints:
         self._runtime.hint(DoneHint(request, message.reason, return_ns, blocks))
 
     def used(self, message: Used) -> None:
-        pages = self._ids(message.pages, "pages")
+        pages, counts = self._ids(message.pages, "pages"), self._ids(message.counts, "counts")
+        requests = array_of(message.requests, np.int64, self._most, "requests", len(counts))
+        if counts.min(initial=1) < 1 or counts.max(initial=1) > len(pages):
+            raise ValueError("of each demand there is at least one page")
+        if counts.sum() != len(pages):
+            raise ValueError(f"{len(pages)} pages, of demands with {counts.sum()} in all")
         scores = None if message.scores is None else self._scores(message.scores, len(pages))
-        self._runtime.used(pages, request=self._stream(message.request), scores=scores)
+        streams = np.array([self._stream(request) for request in requests.tolist()], np.int64)
+        self._runtime.used(model.Used(pages, counts, streams, scores))
 
     def _ids(self, raw: bytes, what: str) -> NDArray[np.int64]:
         return array_of(raw, np.int64, self._most, what)

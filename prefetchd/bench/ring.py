@@ -185,7 +185,7 @@ class _Load:
                 raise BenchError(
                     f"{self._file.path}: reads failed or came short; see the kernel log"
                 )
-            again = self._ops[completions["tag"].astype(np.int64)]
+            again = self._ops.take(completions["tag"].view(np.int64))
             if self._at + len(again) > _OFFSETS:
                 self._at = 0
             again["offset"] = self._offsets[self._at : self._at + len(again)]

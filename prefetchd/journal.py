@@ -138,10 +138,12 @@ def unpack(data: Bytes, superblock: Superblock, generation: int) -> Records:
 def newest(table: Records, seen: NDArray[np.bool_], records: Records) -> None:
     """Let each record that is newer than what `table` (one row a block) says of its block take
     its place; `seen`: the rows that say anything."""
-    order = np.argsort(records["sequence"], kind="stable")
-    # Of several for one block the last is the newest: unique gives the first of the reversed.
-    blocks, last = np.unique(records["block"][order[::-1]], return_index=True)
-    latest = records[order[::-1][last]]
+    latest, blocks = records, records["block"]
+    if len(blocks) > 1 and (blocks[1:] <= blocks[:-1]).any():  # not one a block, in their order
+        order = np.argsort(records["sequence"], kind="stable")
+        # Of several for one block the last is the newest: unique gives the first of the reversed.
+        blocks, last = np.unique(blocks[order[::-1]], return_index=True)
+        latest = records[order[::-1][last]]
     newer = ~seen[blocks] | (latest["sequence"] > table["sequence"][blocks])
     table[blocks[newer]] = latest[newer]
     seen[blocks[newer]] = True

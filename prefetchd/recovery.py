@@ -8,19 +8,17 @@ agree. (docs/decisions/0007 says why that is right.) Knows no policy and runs on
 
 from __future__ import annotations
 
-import errno
 import logging
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from prefetchd.catalog import Catalog
-from prefetchd.device import READ, Arena, StorageDevice
+from prefetchd.device import Arena, StorageDevice
 from prefetchd.format import Binding, Superblock, namespace_id
-from prefetchd.hostinfo import errno_name, why_not
+from prefetchd.header_reads import Reader, read_headers
 from prefetchd.journal import (
     Journal,
     area_offset,
@@ -40,15 +38,12 @@ from prefetchd.records import (
     record_dtype,
 )
 from prefetchd.restating import CHUNK_BYTES, flush, write_headers, write_journal
-from prefetchd.store import Store, StoreError
-from prefetchd.transfers import operations, transfer
+from prefetchd.store import Store
 
 if TYPE_CHECKING:
     from prefetchd.cipher import PageCipher
 
 log = logging.getLogger("prefetchd")
-
-_SILENT = "the device does not answer; see the kernel log, or use another path"
 
 Progress = Callable[[int, int], None]
 """Called with (blocks looked at, blocks in all)."""
@@ -102,6 +97,7 @@ class _Found:
         self, store: Store, device: StorageDevice, arena: Arena, progress: Progress | None
     ) -> None:
         self._store = store
+        self._reader = Reader(store, device, arena)
         self._device = device
         self._arena = arena
         self._progress = progress or (lambda done, whole: None)
@@ -111,9 +107,7 @@ class _Found:
         self.seen = np.zeros(blocks, np.bool_)
         self.occupied = np.zeros(blocks, np.bool_)
         self._header_sequence = np.zeros(blocks, np.uint64)
-        stripes = np.arange(self._shape.stripes)
-        self._away = np.isin(stripes, sorted(store.missing))
-        self._empty = np.isin(stripes, self._shape.detached)
+        self._empty = np.isin(np.arange(self._shape.stripes), self._shape.detached)
 
     # --- the journal ---
 
@@ -155,7 +149,7 @@ class _Found:
         for first in range(0, last, step):
             row = self._arena[: min(step, last - first) * size].reshape(1, -1)
             offset = np.array([page_offset(self._shape, generation, first)])
-            if not self._read(row, offset, np.zeros(1, np.int64))[0]:
+            if not self._reader.read(row, offset, np.zeros(1, np.int64))[0]:
                 return np.concatenate(found), False
             found.append(unpack(row[0], self._shape, generation))
             if pages is None and len(found[-1]) == 0:
@@ -167,7 +161,7 @@ class _Found:
         size = self._shape.alignment_bytes
         rows = self._arena[: 2 * size].reshape(2, size)
         offsets = np.array([area_offset(self._shape, area) for area in (0, 1)])
-        whole = self._read(rows, offsets, np.zeros(2, np.int64))
+        whole = self._reader.read(rows, offsets, np.zeros(2, np.int64))
         return max(
             generation_of(rows[area], self._shape, area) if whole[area] else 0 for area in (0, 1)
         )
@@ -203,29 +197,26 @@ class _Found:
 
     def _scan(self) -> None:
         shape = self._shape
-        batch = max(1, min(len(self._arena), CHUNK_BYTES) // shape.header_bytes)
-        unread = 0
-        for start in range(0, shape.blocks, batch):
-            blocks = np.arange(start, min(shape.blocks, start + batch))
-            rows = self._arena[: len(blocks) * shape.header_bytes].reshape(len(blocks), -1)
-            whole = self._read(rows, shape.extent_offsets(blocks), shape.files(blocks))
+        unread = done = 0
+        for blocks, rows, whole in read_headers(self._reader):
             records, good = decode_headers(rows, blocks, shape)
             good &= whole
             self._header_sequence[blocks[good]] = records["sequence"][good]
             newest(self.table, self.seen, records[good])
             lost = blocks[~whole]
-            away = np.count_nonzero(self._away[shape.files(lost)])
+            away = np.count_nonzero(self._reader.away[shape.files(lost)])
             self.occupied[lost] = self.table["kind"][lost] != PUBLISH
             self.occupied[lost] &= ~self._empty[shape.files(lost)]
             unread += len(lost) - int(away)
-            self._progress(start + len(blocks), shape.blocks)
+            done += len(blocks)
+            self._progress(done, shape.blocks)
         if unread:
             log.warning(
                 "store %s: %d headers cannot be read: %s; what lies there is neither found nor "
                 "written over, unless the journal tells what it is",
                 self._where,
                 unread,
-                self._reason,
+                self._reader.reason,
             )
 
     def _forget_doubles(self) -> None:
@@ -248,32 +239,9 @@ class _Found:
         """Write the headers that say less than the journal; what cannot be written is left alone,
         and so is its extent."""
         newer = self.seen & (self.table["sequence"] != self._header_sequence) & ~self.occupied
-        newer &= ~self._away[self._shape.files(np.arange(self._shape.blocks))]
+        newer &= ~self._reader.away[self._shape.files(np.arange(self._shape.blocks))]
         stale: Ids = np.flatnonzero(newer)
         failed = write_headers(self._device, self._arena, self._shape, self.table[stale])
         self.occupied[stale[failed]] = True
-        for file in np.flatnonzero(~self._away).tolist() if len(stale) else []:
+        for file in np.flatnonzero(~self._reader.away).tolist() if len(stale) else []:
             flush(self._device, self._arena, file)
-
-    # --- bytes ---
-
-    def _read(
-        self, rows: NDArray[np.uint8], offsets: NDArray[np.int64], files: NDArray[np.int64]
-    ) -> Mask:
-        """Which rows were read as a whole; what fails is tried once more."""
-        ops = operations(self._device, rows, READ, offsets, files)
-        whole = np.zeros(len(rows), np.bool_)
-        for _ in range(2):
-            left = np.flatnonzero(~whole & ~self._away[files])
-            if len(left) == 0:
-                break
-            again = ops[left]
-            again["tag"] = np.arange(len(left))
-            results = transfer(self._device, again)
-            whole[left] = results == rows.shape[1]
-            if (results == -errno.ETIMEDOUT).any():
-                reason = errno_name(errno.ETIMEDOUT)
-                raise StoreError(f"store {self._where}: reading what it holds: {reason}; {_SILENT}")
-            worst = int(results.min())
-            self._reason = why_not(worst, "short read")
-        return whole

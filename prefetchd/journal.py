@@ -126,13 +126,15 @@ def pack(records: Records, superblock: Superblock) -> Bytes:
     return rows.reshape(-1)
 
 
-def unpack(data: Bytes, superblock: Superblock, generation: int) -> Records:
-    """The intact records of this generation in whole pages, in their order."""
+def unpack(data: Bytes, superblock: Superblock, generation: int) -> tuple[Records, int]:
+    """The intact records of this generation in whole pages, in their order, and how many pages
+    there are up to the last that has one."""
     per_page, size = superblock.records_per_page, superblock.record_bytes
     rows = data.reshape(-1, superblock.header_bytes)[:, : per_page * size]
     dtype = record_dtype(superblock.proof_words)
     records: Records = np.ascontiguousarray(rows).reshape(-1).view(dtype)
-    return records[genuine(records, superblock, generation)]
+    places = np.flatnonzero(genuine(records, superblock, generation))
+    return records[places], int(places[-1]) // per_page + 1 if len(places) else 0
 
 
 def newest(table: Records, seen: NDArray[np.bool_], records: Records) -> None:

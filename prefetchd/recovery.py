@@ -37,7 +37,13 @@ from prefetchd.records import (
     multipliers,
     record_dtype,
 )
-from prefetchd.restating import CHUNK_BYTES, flush, write_headers, write_journal
+from prefetchd.restating import (
+    CHUNK_BYTES,
+    extend_journal,
+    flush,
+    write_headers,
+    write_journal,
+)
 from prefetchd.store import Store
 
 if TYPE_CHECKING:
@@ -116,7 +122,7 @@ class _Found:
         generation, pages, count = closed.journal
         if generation == 0:
             return None
-        records, whole = self._journal_pages(generation, pages)
+        records, _, whole = self._journal_pages(generation, pages)
         if not whole or len(records) != count:
             log.warning(
                 "store %s: its journal is damaged, %d of %d records are there; the headers of all "
@@ -140,21 +146,20 @@ class _Found:
         hashes = mixed(words.astype(np.uint64) @ multipliers(8))
         return len(np.unique(hashes)) < len(hashes)
 
-    def _journal_pages(self, generation: int, pages: int | None = None) -> tuple[Records, bool]:
-        """Its records, and whether all pages could be read. `pages` None: until nothing comes."""
+    def _journal_pages(self, generation: int, last: int) -> tuple[Records, int, bool]:
+        """What its first `last` pages hold, up to which page, and whether all could be read."""
         size = self._shape.header_bytes
         step = max(1, min(len(self._arena), CHUNK_BYTES) // size)
-        last = self._shape.journal_pages if pages is None else pages
-        found = [self.table[:0]]
+        found, used = [self.table[:0]], 0
         for first in range(0, last, step):
             row = self._arena[: min(step, last - first) * size].reshape(1, -1)
             offset = np.array([page_offset(self._shape, generation, first)])
             if not self._reader.read(row, offset, np.zeros(1, np.int64))[0]:
-                return np.concatenate(found), False
-            found.append(unpack(row[0], self._shape, generation))
-            if pages is None and len(found[-1]) == 0:
-                break
-        return np.concatenate(found), True
+                return np.concatenate(found), used, False
+            records, pages = unpack(row[0], self._shape, generation)
+            found.append(records)
+            used = first + pages if pages else used
+        return np.concatenate(found), used, True
 
     def _generation(self) -> int:
         """Of the newest area that has a head."""
@@ -171,25 +176,35 @@ class _Found:
     def by_headers(self, *, trust: bool) -> Journal:
         """The newest of journal (if `trust`) and headers; both then say the same."""
         generation = self._generation()
+        journal, whole = Journal(self._shape, generation, 0, 0), False
         if trust and generation:
-            records, _ = self._journal_pages(generation)
+            # All of the area: what comes next must not stand before a page that says more.
+            records, pages, whole = self._journal_pages(generation, self._shape.journal_pages)
             newest(self.table, self.seen, records)
+            journal = Journal(self._shape, generation, pages, len(records))
         elif trust:
             log.warning("store %s: its journal is gone; its headers are all there is", self._where)
+        in_journal = self.table["sequence"].copy()
         self._scan()
         self._forget_doubles()
-        journal = Journal(self._shape, generation, 0, 0)
         if self._store.read_only:
             return journal
         self._mend()
         if self.occupied.any():  # a journal would not say what lies there; look again next time
             journal.give_up()
             return journal
-        live = self.table[self.table["kind"] == PUBLISH]
-        if not write_journal(self._device, self._arena, journal, live):
+        unsaid = self.table[self.seen & (self.table["sequence"] != in_journal)]
+        if not self._restate(journal, unsaid, goes_on=whole):
             log.warning("store %s: its journal cannot be written; it goes on without", self._where)
             journal.give_up()
         return journal
+
+    def _restate(self, journal: Journal, unsaid: Records, *, goes_on: bool) -> bool:
+        """Have the journal say all there is: what it does not say yet, or everything anew."""
+        if goes_on and journal.has_room(len(unsaid)):
+            return extend_journal(self._device, self._arena, self._shape, journal, unsaid)
+        live = self.table[self.table["kind"] == PUBLISH]
+        return write_journal(self._device, self._arena, journal, live)
 
     @property
     def _where(self) -> str:

@@ -134,7 +134,7 @@ def read_headers(reader: Reader) -> Iterator[tuple[Ids, Rows, Mask]]:
 
 def _runs(shape: Superblock, space_bytes: int) -> Iterator[Piece]:
     """Small extents, many in one operation; the last few of each file are left out."""
-    each = min(RUN_BYTES, space_bytes) // shape.extent_bytes
+    each = min(min(RUN_BYTES, space_bytes) // shape.extent_bytes, shape.blocks // shape.stripes)
     if shape.extent_bytes > SMALL_BYTES or each < 2:
         return
     size = each * shape.extent_bytes

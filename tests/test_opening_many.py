@@ -9,9 +9,11 @@ import pytest
 
 import prefetchd
 from prefetchd import Options, header_reads, uniform
-from prefetchd.device import Ops, StorageDevice
+from prefetchd.device import READ, Ops, StorageDevice
+from prefetchd.devices.memory import Memory
 from prefetchd.transfers import Transfer
 from tests.runtime_bench import keys
+from tests.tier_bench import Tier, new_image
 
 BLOCKS = 600
 
@@ -39,3 +41,29 @@ def test_headers_are_read_into_what_will_be_staging_and_not_left_there(
         assert len(batches) < 8
         assert not kv._parts.staging.any()
         assert len(kv.lookup(keys(BLOCKS))) == BLOCKS
+
+
+class NoRuns(Memory):
+    """Reads nothing as a whole that is larger than a header."""
+
+    refused = 0
+
+    def submit(self, ops: Ops) -> int:
+        ops = ops.copy()
+        large = (ops["kind"] == READ) & (ops["length"] > 4096)
+        self.refused += int(np.count_nonzero(large))
+        ops["length"][large] -= 4096
+        return super().submit(ops)
+
+
+@pytest.mark.parametrize("stripes", [1, 3])
+def test_what_cannot_be_read_in_a_run_is_read_alone(stripes: int) -> None:
+    tier = Tier(new_image(stripes))
+    for number in range(5):
+        tier.put(number, durable=True)
+        tier.settle()
+    for device in (Memory, NoRuns):
+        again = Tier([file.copy() for file in tier.device.contents], scan=True, device=device)
+        assert again.stored() == tier.stored()
+    assert isinstance(again.device, NoRuns)
+    assert again.device.refused > 0

@@ -125,7 +125,8 @@ def read_headers(reader: Reader) -> Iterator[tuple[Ids, Rows, Mask]]:
         covered += blocks.size
         failed.append(blocks[~whole].reshape(-1))
         read = blocks[whole].reshape(-1)
-        extents = (rows if whole.all() else rows[whole]).reshape(len(read), -1)
+        extents = rows if whole.all() else rows[whole]
+        extents = extents.reshape(len(read), shape.extent_bytes)
         yield read, extents[:, : shape.header_bytes], np.ones(len(read), np.bool_)
     left = np.concatenate([*failed, np.arange(covered, shape.blocks)])
     for blocks, rows, whole in reader.in_turn(_alone(left, shape, space)):

@@ -65,9 +65,10 @@ class Uring(_StorageDevice):
         self._descriptors = np.array(descriptors, np.int32)
         self._many_buffers = self._fixed_buffers and arena.nbytes > BUFFER_BYTES_MAX
         self._opcodes = _FIXED_OPCODES if self._fixed_buffers else _PLAIN_OPCODES
-        self._template = np.zeros(depth, io_uring.SQE)
-        self._template["flags"] = _FIXED_FILE if self._fixed_files else 0
-        self._template["fd"] = self._descriptors[0] if files else -1
+        template = np.zeros(depth, io_uring.SQE)
+        template["flags"] = _FIXED_FILE if self._fixed_files else 0
+        template["fd"] = self._descriptors[0] if files else -1
+        self._template = template.view(io_uring.WHOLE_SQE)
         parts = ["io_uring"]
         parts.append("fixed buffers" if self._fixed_buffers else "unregistered buffers")
         parts.append("fixed files" if self._fixed_files else "plain files")
@@ -111,6 +112,7 @@ class Uring(_StorageDevice):
                 ) from error
         else:
             self._descriptors[number] = file.fd
+            self._template.view(io_uring.SQE)["fd"] = self._descriptors[0]
         self._put_file(number, file)
 
     def _note(self, words: str) -> None:
@@ -126,20 +128,21 @@ class Uring(_StorageDevice):
             return 0
         self._in_flight += count
         accepted = ops[:count]
-        if not self._all_startable(accepted):
+        # Read as unsigned, a negative kind is a huge one.
+        highest = int(accepted["kind"].view(np.uint32).max())
+        if highest > SYNC or not self._all_startable(accepted):
             accepted = self._refuse(accepted)
-        self._ring.push(self._entries(accepted))
+        if len(accepted):
+            self._ring.push(self._entries(accepted, syncs=highest >= SYNC))
         return count
 
     def _all_startable(self, ops: Ops) -> bool:
-        """Whether the kernel may be given all of these.
+        """Whether the kernel may be given all of these, whose kinds are right.
 
         It refuses a wrong file or range by itself where both are registered, but would take
         offset -1 for "where the file stands".
         """
-        kind = ops["kind"]
-        # Read as unsigned, a negative kind is a huge one.
-        if ops["offset"].min() < 0 or kind.view(np.uint32).max() > SYNC:
+        if ops["offset"].min() < 0:
             return False
         if self._fixed_buffers and self._fixed_files and not self._many_buffers:
             return True
@@ -162,10 +165,10 @@ class Uring(_StorageDevice):
         rest: Ops = ops[results == 0]
         return rest
 
-    def _entries(self, ops: Ops) -> NDArray[Any]:
-        entries = self._template[: len(ops)].copy()
+    def _entries(self, ops: Ops, *, syncs: bool) -> NDArray[Any]:
+        entries = self._template[: len(ops)].copy().view(io_uring.SQE)
         kind, memory = ops["kind"], ops["memory"]
-        entries["opcode"] = self._opcodes[kind]
+        entries["opcode"] = self._opcodes.take(kind)
         entries["offset"] = ops["offset"]
         entries["address"] = memory + self._address
         entries["length"] = ops["length"]
@@ -177,7 +180,7 @@ class Uring(_StorageDevice):
             across = first != (memory + ops["length"] - 1) // BUFFER_BYTES_MAX
             entries["buffer"] = np.where(across, 0, first)
             entries["opcode"][across] = _PLAIN_OPCODES[kind[across]]
-        if kind.max(initial=0) == SYNC:
+        if syncs:
             sync = kind == SYNC
             for name in ("address", "length", "offset", "buffer"):
                 entries[name][sync] = 0

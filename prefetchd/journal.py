@@ -126,22 +126,26 @@ def pack(records: Records, superblock: Superblock) -> Bytes:
     return rows.reshape(-1)
 
 
-def unpack(data: Bytes, superblock: Superblock, generation: int) -> Records:
-    """The intact records of this generation in whole pages, in their order."""
+def unpack(data: Bytes, superblock: Superblock, generation: int) -> tuple[Records, int]:
+    """The intact records of this generation in whole pages, in their order, and how many pages
+    there are up to the last that has one."""
     per_page, size = superblock.records_per_page, superblock.record_bytes
     rows = data.reshape(-1, superblock.header_bytes)[:, : per_page * size]
     dtype = record_dtype(superblock.proof_words)
     records: Records = np.ascontiguousarray(rows).reshape(-1).view(dtype)
-    return records[genuine(records, superblock, generation)]
+    places = np.flatnonzero(genuine(records, superblock, generation))
+    return records[places], int(places[-1]) // per_page + 1 if len(places) else 0
 
 
 def newest(table: Records, seen: NDArray[np.bool_], records: Records) -> None:
     """Let each record that is newer than what `table` (one row a block) says of its block take
     its place; `seen`: the rows that say anything."""
-    order = np.argsort(records["sequence"], kind="stable")
-    # Of several for one block the last is the newest: unique gives the first of the reversed.
-    blocks, last = np.unique(records["block"][order[::-1]], return_index=True)
-    latest = records[order[::-1][last]]
+    latest, blocks = records, records["block"]
+    if len(blocks) > 1 and (blocks[1:] <= blocks[:-1]).any():  # not one a block, in their order
+        order = np.argsort(records["sequence"], kind="stable")
+        # Of several for one block the last is the newest: unique gives the first of the reversed.
+        blocks, last = np.unique(blocks[order[::-1]], return_index=True)
+        latest = records[order[::-1][last]]
     newer = ~seen[blocks] | (latest["sequence"] > table["sequence"][blocks])
     table[blocks[newer]] = latest[newer]
     seen[blocks[newer]] = True

@@ -8,19 +8,17 @@ agree. (docs/decisions/0007 says why that is right.) Knows no policy and runs on
 
 from __future__ import annotations
 
-import errno
 import logging
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from prefetchd.catalog import Catalog
-from prefetchd.device import READ, Arena, StorageDevice
+from prefetchd.device import Arena, StorageDevice
 from prefetchd.format import Binding, Superblock, namespace_id
-from prefetchd.hostinfo import errno_name, why_not
+from prefetchd.header_reads import Reader, read_headers
 from prefetchd.journal import (
     Journal,
     area_offset,
@@ -39,16 +37,19 @@ from prefetchd.records import (
     multipliers,
     record_dtype,
 )
-from prefetchd.restating import CHUNK_BYTES, flush, write_headers, write_journal
-from prefetchd.store import Store, StoreError
-from prefetchd.transfers import operations, transfer
+from prefetchd.restating import (
+    CHUNK_BYTES,
+    extend_journal,
+    flush,
+    write_headers,
+    write_journal,
+)
+from prefetchd.store import Store
 
 if TYPE_CHECKING:
     from prefetchd.cipher import PageCipher
 
 log = logging.getLogger("prefetchd")
-
-_SILENT = "the device does not answer; see the kernel log, or use another path"
 
 Progress = Callable[[int, int], None]
 """Called with (blocks looked at, blocks in all)."""
@@ -102,6 +103,7 @@ class _Found:
         self, store: Store, device: StorageDevice, arena: Arena, progress: Progress | None
     ) -> None:
         self._store = store
+        self._reader = Reader(store, device, arena)
         self._device = device
         self._arena = arena
         self._progress = progress or (lambda done, whole: None)
@@ -111,9 +113,7 @@ class _Found:
         self.seen = np.zeros(blocks, np.bool_)
         self.occupied = np.zeros(blocks, np.bool_)
         self._header_sequence = np.zeros(blocks, np.uint64)
-        stripes = np.arange(self._shape.stripes)
-        self._away = np.isin(stripes, sorted(store.missing))
-        self._empty = np.isin(stripes, self._shape.detached)
+        self._empty = np.isin(np.arange(self._shape.stripes), self._shape.detached)
 
     # --- the journal ---
 
@@ -122,7 +122,7 @@ class _Found:
         generation, pages, count = closed.journal
         if generation == 0:
             return None
-        records, whole = self._journal_pages(generation, pages)
+        records, _, whole = self._journal_pages(generation, pages)
         if not whole or len(records) != count:
             log.warning(
                 "store %s: its journal is damaged, %d of %d records are there; the headers of all "
@@ -146,28 +146,27 @@ class _Found:
         hashes = mixed(words.astype(np.uint64) @ multipliers(8))
         return len(np.unique(hashes)) < len(hashes)
 
-    def _journal_pages(self, generation: int, pages: int | None = None) -> tuple[Records, bool]:
-        """Its records, and whether all pages could be read. `pages` None: until nothing comes."""
+    def _journal_pages(self, generation: int, last: int) -> tuple[Records, int, bool]:
+        """What its first `last` pages hold, up to which page, and whether all could be read."""
         size = self._shape.header_bytes
         step = max(1, min(len(self._arena), CHUNK_BYTES) // size)
-        last = self._shape.journal_pages if pages is None else pages
-        found = [self.table[:0]]
+        found, used = [self.table[:0]], 0
         for first in range(0, last, step):
             row = self._arena[: min(step, last - first) * size].reshape(1, -1)
             offset = np.array([page_offset(self._shape, generation, first)])
-            if not self._read(row, offset, np.zeros(1, np.int64))[0]:
-                return np.concatenate(found), False
-            found.append(unpack(row[0], self._shape, generation))
-            if pages is None and len(found[-1]) == 0:
-                break
-        return np.concatenate(found), True
+            if not self._reader.read(row, offset, np.zeros(1, np.int64))[0]:
+                return np.concatenate(found), used, False
+            records, pages = unpack(row[0], self._shape, generation)
+            found.append(records)
+            used = first + pages if pages else used
+        return np.concatenate(found), used, True
 
     def _generation(self) -> int:
         """Of the newest area that has a head."""
         size = self._shape.alignment_bytes
         rows = self._arena[: 2 * size].reshape(2, size)
         offsets = np.array([area_offset(self._shape, area) for area in (0, 1)])
-        whole = self._read(rows, offsets, np.zeros(2, np.int64))
+        whole = self._reader.read(rows, offsets, np.zeros(2, np.int64))
         return max(
             generation_of(rows[area], self._shape, area) if whole[area] else 0 for area in (0, 1)
         )
@@ -177,25 +176,35 @@ class _Found:
     def by_headers(self, *, trust: bool) -> Journal:
         """The newest of journal (if `trust`) and headers; both then say the same."""
         generation = self._generation()
+        journal, whole = Journal(self._shape, generation, 0, 0), False
         if trust and generation:
-            records, _ = self._journal_pages(generation)
+            # All of the area: what comes next must not stand before a page that says more.
+            records, pages, whole = self._journal_pages(generation, self._shape.journal_pages)
             newest(self.table, self.seen, records)
+            journal = Journal(self._shape, generation, pages, len(records))
         elif trust:
             log.warning("store %s: its journal is gone; its headers are all there is", self._where)
+        in_journal = self.table["sequence"].copy()
         self._scan()
         self._forget_doubles()
-        journal = Journal(self._shape, generation, 0, 0)
         if self._store.read_only:
             return journal
         self._mend()
         if self.occupied.any():  # a journal would not say what lies there; look again next time
             journal.give_up()
             return journal
-        live = self.table[self.table["kind"] == PUBLISH]
-        if not write_journal(self._device, self._arena, journal, live):
+        unsaid = self.table[self.seen & (self.table["sequence"] != in_journal)]
+        if not self._restate(journal, unsaid, goes_on=whole):
             log.warning("store %s: its journal cannot be written; it goes on without", self._where)
             journal.give_up()
         return journal
+
+    def _restate(self, journal: Journal, unsaid: Records, *, goes_on: bool) -> bool:
+        """Have the journal say all there is: what it does not say yet, or everything anew."""
+        if goes_on and journal.has_room(len(unsaid)):
+            return extend_journal(self._device, self._arena, self._shape, journal, unsaid)
+        live = self.table[self.table["kind"] == PUBLISH]
+        return write_journal(self._device, self._arena, journal, live)
 
     @property
     def _where(self) -> str:
@@ -203,29 +212,26 @@ class _Found:
 
     def _scan(self) -> None:
         shape = self._shape
-        batch = max(1, min(len(self._arena), CHUNK_BYTES) // shape.header_bytes)
-        unread = 0
-        for start in range(0, shape.blocks, batch):
-            blocks = np.arange(start, min(shape.blocks, start + batch))
-            rows = self._arena[: len(blocks) * shape.header_bytes].reshape(len(blocks), -1)
-            whole = self._read(rows, shape.extent_offsets(blocks), shape.files(blocks))
+        unread = done = 0
+        for blocks, rows, whole in read_headers(self._reader):
             records, good = decode_headers(rows, blocks, shape)
             good &= whole
             self._header_sequence[blocks[good]] = records["sequence"][good]
             newest(self.table, self.seen, records[good])
             lost = blocks[~whole]
-            away = np.count_nonzero(self._away[shape.files(lost)])
+            away = np.count_nonzero(self._reader.away[shape.files(lost)])
             self.occupied[lost] = self.table["kind"][lost] != PUBLISH
             self.occupied[lost] &= ~self._empty[shape.files(lost)]
             unread += len(lost) - int(away)
-            self._progress(start + len(blocks), shape.blocks)
+            done += len(blocks)
+            self._progress(done, shape.blocks)
         if unread:
             log.warning(
                 "store %s: %d headers cannot be read: %s; what lies there is neither found nor "
                 "written over, unless the journal tells what it is",
                 self._where,
                 unread,
-                self._reason,
+                self._reader.reason,
             )
 
     def _forget_doubles(self) -> None:
@@ -248,32 +254,9 @@ class _Found:
         """Write the headers that say less than the journal; what cannot be written is left alone,
         and so is its extent."""
         newer = self.seen & (self.table["sequence"] != self._header_sequence) & ~self.occupied
-        newer &= ~self._away[self._shape.files(np.arange(self._shape.blocks))]
+        newer &= ~self._reader.away[self._shape.files(np.arange(self._shape.blocks))]
         stale: Ids = np.flatnonzero(newer)
         failed = write_headers(self._device, self._arena, self._shape, self.table[stale])
         self.occupied[stale[failed]] = True
-        for file in np.flatnonzero(~self._away).tolist() if len(stale) else []:
+        for file in np.flatnonzero(~self._reader.away).tolist() if len(stale) else []:
             flush(self._device, self._arena, file)
-
-    # --- bytes ---
-
-    def _read(
-        self, rows: NDArray[np.uint8], offsets: NDArray[np.int64], files: NDArray[np.int64]
-    ) -> Mask:
-        """Which rows were read as a whole; what fails is tried once more."""
-        ops = operations(self._device, rows, READ, offsets, files)
-        whole = np.zeros(len(rows), np.bool_)
-        for _ in range(2):
-            left = np.flatnonzero(~whole & ~self._away[files])
-            if len(left) == 0:
-                break
-            again = ops[left]
-            again["tag"] = np.arange(len(left))
-            results = transfer(self._device, again)
-            whole[left] = results == rows.shape[1]
-            if (results == -errno.ETIMEDOUT).any():
-                reason = errno_name(errno.ETIMEDOUT)
-                raise StoreError(f"store {self._where}: reading what it holds: {reason}; {_SILENT}")
-            worst = int(results.min())
-            self._reason = why_not(worst, "short read")
-        return whole

@@ -15,14 +15,16 @@ import re
 import sys
 import traceback
 import zlib
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from prefetchd.device import StorageDevice
 from prefetchd.gpu import GpuDevice
 from prefetchd.predictor import Predictor
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 Kind = Literal["predictor", "storage device", "GPU device"]
 
@@ -118,6 +120,8 @@ def _folder(kind: Kind) -> Path:
 
 
 def _entries(kind: Kind) -> list[EntryPoint]:
+    from importlib.metadata import entry_points  # 20 ms, which most starts need not spend
+
     group = f"prefetchd.{_FOLDERS[kind]}"
     return sorted(entry_points(group=group), key=lambda entry: (entry.name, entry.value))
 

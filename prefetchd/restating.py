@@ -40,6 +40,16 @@ def write_journal(device: StorageDevice, arena: Arena, journal: Journal, records
     return _write(device, arena, pieces) and _write(device, arena, [journal.head()])
 
 
+def extend_journal(
+    device: StorageDevice, arena: Arena, shape: Superblock, journal: Journal, records: Records
+) -> bool:
+    """Add these records to it, which has room for them; whether all of it is on the medium."""
+    pages = max(1, min(len(arena), CHUNK_BYTES) // shape.header_bytes)
+    step = pages * shape.records_per_page
+    pieces = [journal.append(records[at : at + step]) for at in range(0, len(records), step)]
+    return _write(device, arena, pieces)
+
+
 def _write(device: StorageDevice, arena: Arena, pieces: list[Piece]) -> bool:
     for piece in pieces:
         row = arena[: len(piece.data)].reshape(1, -1)

@@ -42,21 +42,34 @@ def operations(
 
 
 def transfer(device: StorageDevice, ops: Ops) -> Results:
-    """Carry out operations tagged 0..n-1 on an idle device; their results in order.
+    """Carry out operations tagged 0..n-1 on an idle device; their results in order."""
+    return Transfer(device, ops).results()
 
-    What does not end within 30 s gives -ETIMEDOUT. Late completions of others are passed over.
-    """
-    results = np.full(len(ops), -errno.ETIMEDOUT, np.int64)
-    left, ended = ops, 0
-    deadline_ns = time.monotonic_ns() + _TIMEOUT_NS
-    while ended < len(ops) and (patience_ns := deadline_ns - time.monotonic_ns()) > 0:
-        left = left[device.submit(left) :]
-        device.wait(patience_ns)  # which may return early, with nothing to reap
-        done = device.reap()
-        mine = done[done["tag"] < len(ops)]
-        results[mine["tag"].astype(np.int64)] = mine["result"]
-        ended += len(mine)
-    return results
+
+class Transfer:
+    """Operations tagged 0..n-1 on an idle device, begun at once as far as there is room."""
+
+    def __init__(self, device: StorageDevice, ops: Ops) -> None:
+        self._device = device
+        self._results = np.full(len(ops), -errno.ETIMEDOUT, np.int64)
+        self._left = ops[device.submit(ops) :]
+
+    def results(self) -> Results:
+        """In order, when all have ended. What does not end within 30 s gives -ETIMEDOUT. Late
+        completions of others are passed over."""
+        device, left, results, ended = self._device, self._left, self._results, 0
+        # Many in one turn, but never so many that the device runs dry.
+        turn = max(1, device.depth // 4)
+        deadline_ns = time.monotonic_ns() + _TIMEOUT_NS
+        while ended < len(results) and (patience_ns := deadline_ns - time.monotonic_ns()) > 0:
+            # This may return early, with nothing to reap.
+            device.wait(patience_ns, min(turn, len(results) - len(left) - ended))
+            done = device.reap()
+            mine = done[done["tag"] < len(results)]
+            results[mine["tag"].astype(np.int64)] = mine["result"]
+            ended += len(mine)
+            left = left[device.submit(left) :]
+        return results
 
 
 def refused(where: str, device: str, what: str, size: int, result: int) -> str:

@@ -52,6 +52,10 @@ class Sequences(RuleBasedStateMachine):
     def crash(self, seed: int) -> None:
         self.world.check_crash(seed)
 
+    @rule(seed=st.integers(0, 2**32 - 1))
+    def go_on(self, seed: int) -> None:
+        self.world.go_on(seed)
+
     @invariant()
     def books(self) -> None:
         if hasattr(self, "world"):
@@ -88,6 +92,18 @@ def test_a_full_journal_area_is_followed_by_a_snapshot_in_the_other() -> None:
         if number % 20 == 0:
             world.check_crash(number)
     assert len(generations) > 2
+
+
+def test_after_a_power_failure_the_journal_goes_on_where_it_ended() -> None:
+    world = World(1, seed=1)
+    for number in range(6):
+        world.put(number % 3, durable=True)
+        while not world.tier.writer.idle:
+            world.reap()
+        before = world.tier.commit.journal.state
+        world.go_on(number)
+        assert world.tier.commit.journal.state == before
+        world.check_crash(number)
 
 
 def test_a_flush_for_others_is_one_for_what_is_not_due_yet() -> None:

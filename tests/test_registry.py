@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.metadata
 import subprocess
 import sys
 import tomllib
@@ -12,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from prefetchd import registry
 from prefetchd.device import StorageDevice
 from prefetchd.gpu import GpuDevice
 from prefetchd.predictor import Predictor
@@ -168,7 +168,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[
     monkeypatch.syspath_prepend(str(tmp_path))
     entries: list[EntryPoint] = []
     monkeypatch.setattr(
-        registry,
+        importlib.metadata,
         "entry_points",
         lambda group: [entry for entry in entries if entry.group == group],
     )

@@ -36,7 +36,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from prefetchd.demands import LATE, MISS, TIMELY, UNPLACED, Demand, Demands
+from prefetchd.demands import MISS, UNPLACED, Demand, Demands
 from prefetchd.fills import Fills
 from prefetchd.foresight import Foresight
 from prefetchd.guarded import Guarded
@@ -53,6 +53,7 @@ from prefetchd.model import (
     Ids,
     IoClass,
     Mask,
+    Outcome,
     PlanSoon,
     Released,
     Slots,
@@ -63,9 +64,12 @@ from prefetchd.observer import Observer
 from prefetchd.planner import Plan, Planner
 from prefetchd.predictor import Predictor
 from prefetchd.reads import Reads
-from prefetchd.staging import READING, Staging
+from prefetchd.staging import READING, READY, Staging
 
 __all__ = ["Core", "CoreLimits"]
+
+# Beside an array numpy takes ten times as long for a member of an enumeration.
+TIMELY, LATE = np.uint8(Outcome.TIMELY), np.uint8(Outcome.LATE)
 
 
 class Core:
@@ -133,17 +137,15 @@ class Core:
         staging.pins[held] += 1
         any_reading, any_fresh = some(reading), some(fresh)
         if any_reading or any_fresh:
-            demand.outcomes[here] = np.where(reading, LATE, fresh * TIMELY)
+            found = np.maximum(fresh.view(np.uint8) * TIMELY, reading.view(np.uint8) * LATE)
+            demand.outcomes[here] = found
         if any_fresh:
             self._observer.prefetches_used(held[fresh], late=reading[fresh])
-        commands: list[Command] = []
+        commands: list[Command]
         if all_here and not any_reading:
-            commands.append(self.demands.answer(demand))
+            commands = [self.demands.answer(demand)]
         else:
-            self.demands.wait(demand)
-            self.demands.wait_for(demand, held)
-            self.reads.look_ns = min(self.reads.look_ns, event.deadline_ns)
-            commands = [] if all_here else self._missed(demand, ~here, now_ns)
+            commands = self._await(demand, here, reading, now_ns)
         access = Access(pages, demand.outcomes, event.request, event.scores, now_ns)
         self._observer.demanded(demand.slots, access, once=event.once)
         if event.once:
@@ -153,28 +155,48 @@ class Core:
             commands.append(PlanSoon())
         return commands
 
-    def _missed(self, demand: Demand, absent: Mask, now_ns: int) -> list[Command]:
+    def _await(self, demand: Demand, here: Mask, reading: Mask, now_ns: int) -> list[Command]:
+        """A new demand waits; `reading` tells which of its pages that are `here` are on the way."""
+        self.demands.wait(demand)
+        self.reads.look_ns = min(self.reads.look_ns, demand.deadline_ns)
+        absent = (~here).nonzero()[0]
+        if len(absent):
+            self._missed(demand, absent)
+            if self.demands.lacking():
+                self.demands.step_back(demand)
+                return []
+        if some(reading):
+            coming = here.nonzero()[0][reading]
+            demand.unsettled = len(coming)
+            self.demands.wait_for(demand, coming, demand.slots[coming])
+        demand.unsettled += len(absent)
+        return self._read(demand, absent, demand.pages[absent], now_ns) if len(absent) else []
+
+    def _missed(self, demand: Demand, absent: Ids) -> None:
         demand.outcomes[absent] = MISS
         demand.slots[absent] = UNPLACED
         self._observer.missed(demand.pages[absent])
-        if self.demands.lacking():
-            self.demands.step_back(demand)
-            return []
-        return self._place(demand, now_ns)
 
     def _place(self, demand: Demand, now_ns: int) -> list[Command]:
-        """Give slots to a demand's pages that have none yet, and read them."""
-        unplaced = np.flatnonzero(demand.slots == UNPLACED)
+        """Give slots to a demand's pages that have none yet, and read those that nobody has brought
+        meanwhile: another demand, or a prefetch."""
+        staging = self.staging
+        (unplaced,) = (demand.slots == UNPLACED).nonzero()
         pages = demand.pages[unplaced]
-        found = self.staging.slot_of[pages]
-        if some(shared := found >= 0):  # another demand, or a prefetch, brought them meanwhile
-            self.demands.give(demand, unplaced[shared], found[shared].astype(np.int64))
+        found = staging.slot_of[pages].astype(np.int64)
+        if some(shared := found >= 0):
+            slots = found[shared]
+            self.demands.take_up(demand, unplaced[shared], slots, staging.state[slots] == READY)
             unplaced, pages = unplaced[~shared], pages[~shared]
+        return self._read(demand, unplaced, pages, now_ns)
+
+    def _read(self, demand: Demand, places: Ids, pages: Ids, now_ns: int) -> list[Command]:
+        """Give slots to absent pages of a demand, as many as can be had, and read them."""
         slots = self._take_slots(pages, IoClass.DEMAND)
         self.demands.placed(demand, every_page=len(slots) == len(pages))
         if len(slots) == 0:
             return []
-        self.demands.give(demand, unplaced[: len(slots)], slots)
+        self.demands.give(demand, places[: len(slots)], slots)
         self.counters.demand_reads += len(slots)
         return [self.reads.begin(pages[: len(slots)], slots, IoClass.DEMAND, now_ns)]
 

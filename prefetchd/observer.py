@@ -21,7 +21,7 @@ from prefetchd.staging import Evicted, Staging
 from prefetchd.unseen import Batch, Unseen
 
 _FEEDBACK_BATCH = 16
-_LATE, _USEFUL = np.uint8(Verdict.LATE), np.uint8(Verdict.USEFUL)
+_LATE = np.uint8(Verdict.LATE)  # beside it 0 is USEFUL
 Number = TypeVar("Number", bound=np.generic)
 
 PUSHED_OUT, FORETOLD = np.uint8(1), np.uint8(2)
@@ -176,12 +176,9 @@ class Observer:
 
     def prefetches_used(self, slots: Slots, *, late: Mask) -> None:
         """Prefetched pages were demanded for the first time; `late` where still on the way."""
-        self.verdicts(
-            self._staging.page_of[slots],
-            self._staging.source[slots],
-            np.where(late, _LATE, _USEFUL),
-        )
-        self._staging.fresh[slots] = False
+        staging = self._staging
+        self.verdicts(staging.page_of[slots], staging.source[slots], late.view(np.uint8) * _LATE)
+        staging.fresh[slots] = False
 
     def prefetches_wasted(self, pages: Ids, sources: Codes) -> None:
         if len(pages):

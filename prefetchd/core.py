@@ -36,7 +36,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from prefetchd.demands import MISS, UNPLACED, Demand, Demands
+from prefetchd.demands import LATE, MISS, TIMELY, UNPLACED, Demand, Demands
 from prefetchd.fills import Fills
 from prefetchd.foresight import Foresight
 from prefetchd.guarded import Guarded
@@ -53,7 +53,6 @@ from prefetchd.model import (
     Ids,
     IoClass,
     Mask,
-    Outcome,
     PlanSoon,
     Released,
     Slots,
@@ -64,12 +63,9 @@ from prefetchd.observer import Observer
 from prefetchd.planner import Plan, Planner
 from prefetchd.predictor import Predictor
 from prefetchd.reads import Reads
-from prefetchd.staging import READING, READY, Staging
+from prefetchd.staging import READING, Staging
 
 __all__ = ["Core", "CoreLimits"]
-
-# Beside an array numpy takes ten times as long for a member of an enumeration.
-TIMELY, LATE = np.uint8(Outcome.TIMELY), np.uint8(Outcome.LATE)
 
 
 class Core:
@@ -141,10 +137,9 @@ class Core:
             demand.outcomes[here] = found
         if any_fresh:
             self._observer.prefetches_used(held[fresh], late=reading[fresh])
-        commands: list[Command]
-        if all_here and not any_reading:
-            commands = [self.demands.answer(demand)]
-        else:
+        done = all_here and not any_reading
+        commands: list[Command] = [self.demands.answer(demand)] if done else []
+        if not done:
             commands = self._await(demand, here, reading, now_ns)
         access = Access(pages, demand.outcomes, event.request, event.scores, now_ns)
         self._observer.demanded(demand.slots, access, once=event.once)
@@ -161,42 +156,27 @@ class Core:
         self.reads.look_ns = min(self.reads.look_ns, demand.deadline_ns)
         absent = (~here).nonzero()[0]
         if len(absent):
-            self._missed(demand, absent)
+            demand.outcomes[absent], demand.slots[absent] = MISS, UNPLACED
+            self._observer.missed(demand.pages[absent])
             if self.demands.lacking():
                 self.demands.step_back(demand)
                 return []
+        demand.unsettled = len(absent)
         if some(reading):
             coming = here.nonzero()[0][reading]
-            demand.unsettled = len(coming)
+            demand.unsettled += len(coming)
             self.demands.wait_for(demand, coming, demand.slots[coming])
-        demand.unsettled += len(absent)
-        return self._read(demand, absent, demand.pages[absent], now_ns) if len(absent) else []
+        return self._place(demand, absent, now_ns) if len(absent) else []
 
-    def _missed(self, demand: Demand, absent: Ids) -> None:
-        demand.outcomes[absent] = MISS
-        demand.slots[absent] = UNPLACED
-        self._observer.missed(demand.pages[absent])
-
-    def _place(self, demand: Demand, now_ns: int) -> list[Command]:
-        """Give slots to a demand's pages that have none yet, and read those that nobody has brought
-        meanwhile: another demand, or a prefetch."""
-        staging = self.staging
-        (unplaced,) = (demand.slots == UNPLACED).nonzero()
-        pages = demand.pages[unplaced]
-        found = staging.slot_of[pages].astype(np.int64)
-        if some(shared := found >= 0):
-            slots = found[shared]
-            self.demands.take_up(demand, unplaced[shared], slots, staging.state[slots] == READY)
-            unplaced, pages = unplaced[~shared], pages[~shared]
-        return self._read(demand, unplaced, pages, now_ns)
-
-    def _read(self, demand: Demand, places: Ids, pages: Ids, now_ns: int) -> list[Command]:
-        """Give slots to absent pages of a demand, as many as can be had, and read them."""
+    def _place(self, demand: Demand, absent: Ids, now_ns: int) -> list[Command]:
+        """Give slots to a demand's `absent` pages, as many as can be had, and read them."""
+        pages = demand.pages[absent]
         slots = self._take_slots(pages, IoClass.DEMAND)
         self.demands.placed(demand, every_page=len(slots) == len(pages))
         if len(slots) == 0:
             return []
-        self.demands.give(demand, places[: len(slots)], slots)
+        self.demands.give(demand, absent[: len(slots)], slots)
+        self.demands.wait_for(demand, absent[: len(slots)], slots)
         self.counters.demand_reads += len(slots)
         return [self.reads.begin(pages[: len(slots)], slots, IoClass.DEMAND, now_ns)]
 
@@ -251,7 +231,7 @@ class Core:
         """Find room for demands still without, answer those that are complete."""
         commands: list[Command] = []
         while (demand := self.demands.lacking()) is not None:
-            commands += self._place(demand, now_ns)
+            commands += self._place(demand, self.demands.still_absent(demand), now_ns)
             if self.demands.lacking() is demand:
                 break  # a younger one must not hold what this one waits for
         return [*commands, *self.demands.complete(now_ns)]

@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 from prefetchd.aside import Aside
 from prefetchd.history import PLAIN_RANK, UseHistory
 from prefetchd.layer_turns import Turns, one_turn, turns_of
+from prefetchd.lowest import ROUNDED, TOO_MANY, Lowest
 from prefetchd.lru import Lru
 from prefetchd.model import NO_IDS, Codes, Geometry, Ids, Mask, Scores, Slots
-from prefetchd.policy import SAMPLE_SPARE, SAMPLED, Eviction, smallest
+from prefetchd.policy import SAMPLED, Eviction, smallest
 from prefetchd.promises import Promises
 
 UNHINTED_CHANCE = 0.5
@@ -36,7 +37,6 @@ LOSS_SHARE = 0.25
 """Of the pages pushed out by a prefetch, the share not fetched back in time before their demand."""
 DEMANDED, PREFETCHED = 1, 2
 """Why a page came, until it has been looked at."""
-NO_SCORES: Scores = np.empty(0, np.float32)
 ABOVE_VICTIMS = 2.0
 """What is not reckoned at each turn has so many times the chance of the likeliest victim."""
 ASIDE_SLOTS = 4096
@@ -66,6 +66,7 @@ class Cycle(Eviction):
         self._new = np.zeros(slots, np.uint8)  # DEMANDED or PREFETCHED where a page is new
         self._came: list[Slots] = []  # where they are, and where some were
         self._chance = np.zeros(slots, np.float32)
+        self._lowest = Lowest(self._chance)
         self._stale = np.zeros(layers, np.bool_)  # layers whose chances are to be reckoned
         # Where the page's own past keeps its chance above `_above` for some turns, whatever comes,
         # it is no victim, and not reckoned before then: `layers` stands there, as in empty slots.
@@ -174,34 +175,36 @@ class Cycle(Eviction):
         if count <= 0:
             return NO_IDS
         self._reckon()
-        near, worth, most = self._near(count, allowed)
-        if len(near) < count:
-            near = np.flatnonzero(allowed)
-            worth = self._discounted(near)
-        elif most > self._above:
+        near = self._lowest.below(allowed)
+        if len(near) > TOO_MANY * count or (chosen := self._worst(near, count)) is None:
+            self._search(count, allowed)
+            chosen = self._worst(self._lowest.below(allowed), count)
+        if chosen is None:
+            self._lowest.take_all()
+            chosen = self._worst(self._lowest.below(allowed), count)
+        assert chosen is not None
+        return chosen
+
+    def _worst(self, near: Slots, count: int) -> Slots | None:
+        """Of all slots the worst, if these are among `near`."""
+        worth = self._discounted(near)
+        places = smallest(worth, count)
+        if self._lowest.bounded:
+            most = self._lowest.bound * self._discount_least / ROUNDED
+            if len(places) < count or worth[places[-1]] > most:
+                return None
+        return near[places]
+
+    def _search(self, count: int, allowed: Mask) -> None:
+        """Look for the slots of least worth among all."""
+        sample = np.arange(0, self.slots, SAMPLED)
+        sample = sample[allowed[::SAMPLED]]
+        self._lowest.search(self._discounted(sample), count, self._discount_least)
+        most = float(self._lowest.bound)
+        if most > self._above:
             self._look_at_all()
         elif most < self._above / ABOVE_VICTIMS**2:
             self._above = ABOVE_VICTIMS * most
-        return near[smallest(worth, count)]
-
-    def _near(self, count: int, allowed: Mask) -> tuple[Slots, Scores, float]:
-        """The allowed slots of least worth, some times as many as wanted, their worth, and the
-        chance above which none is among them: so that few are looked at closely. Too few of them
-        if they cannot be told from the others."""
-        sample = np.arange(0, self.slots, SAMPLED)
-        sample = sample[allowed[::SAMPLED]]
-        rank = 2 * count // SAMPLED + SAMPLE_SPARE
-        if rank >= len(sample):
-            return NO_IDS, NO_SCORES, 0.0
-        most = np.partition(self._discounted(sample), rank)[rank]
-        # No discount is less than the least, so what is worth no more is among these.
-        chance = most / self._discount_least * np.float32(1.00001)
-        mine = self._chance <= chance
-        mine &= allowed
-        near = np.flatnonzero(mine)
-        worth = self._discounted(near)
-        low = worth <= most
-        return near[low], worth[low], float(chance)
 
     def worth(self, slots: Slots) -> Scores:
         if self._recency:
@@ -228,24 +231,35 @@ class Cycle(Eviction):
         self._stale[stale] = False
         back = self._aside.back(self._turns)
         self._looked_at[back] = self._layer[back]
-        slots = np.flatnonzero(self._in_any(stale.tolist()))
+        (slots,) = self._in_any(stale.tolist()).nonzero()
         layers: Ids | int = int(stale[0])
         if len(stale) > 1:
-            layers = self._layer[slots].astype(np.int64)
-        places = self._place[slots].astype(np.int64)
-        ranks = self._rank.take(places)
-        if self._promises.none:
-            chance, lasting = self.history.outlook(layers, places, ranks)
-        else:
-            promised, foretold = self._promises.of(layers, places)
-            more = np.sqrt(foretold, out=foretold)
-            more *= np.float32(FORETOLD_WEIGHT)
-            chance, lasting = self.history.outlook(layers, places, ranks, more)
-            np.maximum(chance, promised, out=chance)
-        self._chance[slots] = chance
+            layers = self._layer.take(slots).astype(np.int64)
+        places = self._place.take(slots).astype(np.int64)
+        odds, lasting, age = self.history.own_odds(layers, places)
         if self._looked_at is not self._layer and self._above < 1.0:
             for aside in self._aside.put(slots, lasting, self._above, self._turns):
                 self._looked_at[aside] = self.geometry.layers
+                self._chance[aside] = 1.0
+            (low,) = (self._looked_at.take(slots) < self.geometry.layers).nonzero()
+            slots, places = slots.take(low), places.take(low)
+            odds, age = odds.take(low), age.take(low)
+            layers = layers if isinstance(layers, int) else layers.take(low)
+        self._chance[slots] = self._whole_chance(odds, age, layers, places)
+        changed = np.zeros(self.geometry.layers + 1, np.bool_)
+        changed[stale] = changed[-1] = True  # an empty slot is below no more
+        self._lowest.changed(changed, slots, self._layer)
+
+    def _whole_chance(
+        self, odds: Scores, age: NDArray[np.uint16], layers: Ids | int, places: Ids
+    ) -> Scores:
+        if self._promises.none:
+            return self.history.whole_chance(odds, age, layers, places, self._rank)
+        promised, foretold = self._promises.of(layers, places)
+        more = np.sqrt(foretold, out=foretold)
+        more *= np.float32(FORETOLD_WEIGHT)
+        chance = self.history.whole_chance(odds, age, layers, places, self._rank, more)
+        return np.maximum(chance, promised, out=chance)
 
     def _in_any(self, layers: list[int]) -> Mask:
         """Slots to be looked at whose pages are of these layers."""

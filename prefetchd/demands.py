@@ -18,7 +18,7 @@ from prefetchd.staging import READY, Staging
 
 UNPLACED, FAILED = -2, -1
 # Beside an array numpy takes ten times as long for a member of an enumeration.
-MISS = np.uint8(Outcome.MISS)
+TIMELY, LATE, MISS = np.uint8(Outcome.TIMELY), np.uint8(Outcome.LATE), np.uint8(Outcome.MISS)
 _ORDER_BITS = 32  # in the index the order of a demand stands above the place of its page
 
 
@@ -151,19 +151,23 @@ class Demands:
         """The oldest waiting demand that has no slots for some of its pages."""
         return next(iter(self._lacking.values()), None)
 
-    def take_up(self, demand: Demand, places: Ids, slots: Slots, readable: Mask) -> None:
-        """Its pages at `places` have come into these slots meanwhile, or are on the way there; it
-        holds them."""
-        demand.slots[places] = slots
-        self._staging.pins[slots] += 1
-        self._news.append((demand, places[readable]))
-        self.wait_for(demand, places[~readable], slots[~readable])
+    def still_absent(self, demand: Demand) -> Ids:
+        """Which of its pages have no slots yet. It takes up what others have brought meanwhile."""
+        (unplaced,) = (demand.slots == UNPLACED).nonzero()
+        found = self._staging.slot_of[demand.pages[unplaced]].astype(np.int64)
+        shared = found >= 0
+        if some(shared):
+            places, slots = unplaced[shared], found[shared]
+            coming = self._staging.state[slots] != READY
+            self._news.append((demand, places[~coming]))
+            self.give(demand, places, slots)
+            self.wait_for(demand, places[coming], slots[coming])
+        return unplaced[~shared]
 
     def give(self, demand: Demand, places: Ids, slots: Slots) -> None:
-        """Its pages at `places` are read into these slots; it holds them."""
+        """Its pages at `places` are in these slots or on the way there; it holds them."""
         demand.slots[places] = slots
         self._staging.pins[slots] += 1
-        self.wait_for(demand, places, slots)
 
     def placed(self, demand: Demand, *, every_page: bool) -> None:
         """Some of its pages were given slots; once all have any, it never lacks them again."""

@@ -19,12 +19,13 @@ from numpy.typing import NDArray
 
 from prefetchd.aside import Aside
 from prefetchd.history import PLAIN_RANK, UseHistory
-from prefetchd.layer_turns import Turns, one_turn, turns_of
+from prefetchd.layer_turns import one_turn, turns_of
 from prefetchd.lowest import ROUNDED, TOO_MANY, Lowest
 from prefetchd.lru import Lru
-from prefetchd.model import NO_IDS, Codes, Geometry, Ids, Mask, Scores, Slots
-from prefetchd.policy import SAMPLED, Eviction, smallest
+from prefetchd.model import NO_IDS, Geometry, Ids, Mask, Scores, Slots
+from prefetchd.policy import SAMPLED, Eviction, least
 from prefetchd.promises import Promises
+from prefetchd.ranks import rank_shares, rank_shares_of
 
 UNHINTED_CHANCE = 0.5
 """What a prefetched page is held for until its layer's turn, when no hint speaks of it."""
@@ -188,7 +189,7 @@ class Cycle(Eviction):
     def _worst(self, near: Slots, count: int) -> Slots | None:
         """Of all slots the worst, if these are among `near`."""
         worth = self._discounted(near)
-        places = smallest(worth, count)
+        places = least(worth, count)
         if self._lowest.bounded:
             most = self._lowest.bound * self._discount_least / ROUNDED
             if len(places) < count or worth[places[-1]] > most:
@@ -238,10 +239,9 @@ class Cycle(Eviction):
         places = self._place.take(slots).astype(np.int64)
         odds, lasting, age = self.history.own_odds(layers, places)
         if self._looked_at is not self._layer and self._above < 1.0:
-            for aside in self._aside.put(slots, lasting, self._above, self._turns):
-                self._looked_at[aside] = self.geometry.layers
-                self._chance[aside] = 1.0
-            (low,) = (self._looked_at.take(slots) < self.geometry.layers).nonzero()
+            aside, low = self._aside.put(slots, lasting, self._above, self._turns)
+            self._looked_at[aside] = self.geometry.layers
+            self._chance[aside] = 1.0
             slots, places = slots.take(low), places.take(low)
             odds, age = odds.take(low), age.take(low)
             layers = layers if isinstance(layers, int) else layers.take(low)
@@ -271,30 +271,3 @@ class Cycle(Eviction):
         for layer in layers[1:]:
             mine |= self._looked_at == layer
         return mine
-
-
-def rank_shares(scores: Scores) -> Codes:
-    """For each score the share of all scores that are below it, in 255ths."""
-    order = scores.argsort()
-    rising = scores[order]
-    below = np.arange(len(order))
-    below[1:][rising[1:] == rising[:-1]] = 0  # equal ones share the place of the first
-    shares = (np.maximum.accumulate(below) * (255 / len(order)) + 0.5).astype(np.uint8)
-    ranks = np.empty_like(shares)
-    ranks[order] = shares
-    return ranks
-
-
-def rank_shares_of(scores: Scores, turns: Turns) -> Codes:
-    """The same, each score among those of its own turn."""
-    # As whole numbers in the same order, the turn in front, all turns are ranked by one fast sort.
-    bits = np.ascontiguousarray(scores, np.float32).view(np.int32)
-    keys = (turns.which << 32) + (bits ^ (bits >> 31 & 0x7FFFFFFF))
-    order = keys.argsort()
-    keys = keys[order]
-    places = np.arange(len(keys))
-    places[1:][keys[1:] == keys[:-1]] = 0  # equal ones share the place of the first
-    below = np.empty_like(places)
-    below[order] = np.maximum.accumulate(places)
-    below -= turns.starts[turns.which]
-    return (below * (255 / turns.counts[turns.which]) + 0.5).astype(np.uint8)

@@ -162,7 +162,8 @@ class Demands:
             self._news.append((demand, places[~coming]))
             self.give(demand, places, slots)
             self.wait_for(demand, places[coming], slots[coming])
-        return unplaced[~shared]
+        left: Ids = unplaced[~shared]
+        return left
 
     def give(self, demand: Demand, places: Ids, slots: Slots) -> None:
         """Its pages at `places` are in these slots or on the way there; it holds them."""

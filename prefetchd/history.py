@@ -155,7 +155,7 @@ class UseHistory:
         self._heat_unit *= self._cooled[turns]
         if self._heat_unit < _UNIT_MIN:
             self._heat *= np.float32(self._heat_unit)
-            self._heat[self._heat < _UNIT_MIN] = 0.0  # before it fades into slow, tiny numbers
+            self._heat *= self._heat >= _UNIT_MIN  # before it fades into slow, tiny numbers
             self._heat_unit = 1.0
 
     def _use(self, layers: Ids | int, places: Ids) -> None:

@@ -18,7 +18,7 @@ from prefetchd.model import NO_IDS, Codes, Geometry, Ids, IoClass, Mask, Scores,
 
 FREE, READING, READY, ABANDONED = range(4)
 _KEPT_SHARE_MAX = 0.5  # of the slots: what a predictor may ask to hold
-_RESERVE_MAX, _RESERVE_SHARE = 8, 1 / 256  # slots kept free for demands
+_RESERVE_FEW, _RESERVE_SHARE = 8, 1 / 256  # slots kept free for demands; a quarter, if more
 _VICTIMS_SPARE = 8
 
 
@@ -70,7 +70,8 @@ class Staging:
         self.keeping = False  # whether any is kept
         self._free = np.arange(slots - 1, -1, -1, dtype=np.int32)  # a stack; lowest slot on top
         self._free_count = slots
-        self.reserve = min(_RESERVE_MAX, int(slots * _RESERVE_SHARE))
+        share = int(slots * _RESERVE_SHARE)
+        self.reserve = max(min(_RESERVE_FEW, share), share // 4)
         self._spare = 0  # the same for prefetches; none before the first
         self._queue: Slots = np.empty(0, np.int64)  # victims lined up, worst first
         self._line = LineLength(slots)
@@ -137,7 +138,7 @@ class Staging:
         if io_class != IoClass.DEMAND:
             free = max(0, free - self.reserve)
             if io_class == IoClass.PREFETCH:
-                self._spare = self.reserve
+                self._spare = min(_RESERVE_FEW, self.reserve)
                 if confidence is not None and len(pages) <= free <= self._line.wanted:
                     pages = pages[: self._worthwhile(confidence)]
         if len(pages) <= free:

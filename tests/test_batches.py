@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prefetchd.cycle import Cycle, rank_shares, rank_shares_of
+from prefetchd.cycle import Cycle
 from prefetchd.guarded import Guarded, PredictorError
 from prefetchd.history import UseHistory
 from prefetchd.layer_turns import one_turn, turns_of

@@ -52,7 +52,6 @@ from prefetchd.model import (
     Idle,
     Ids,
     IoClass,
-    Mask,
     PlanSoon,
     Released,
     Slots,
@@ -127,20 +126,23 @@ class Core:
         demand = self.demands.open(event, staging.slot_of[pages].astype(np.int64), now_ns)
         here = demand.slots >= 0
         all_here = every(here)
-        held = demand.slots if all_here else demand.slots[here]
-        reading = staging.state[held] == READING
-        fresh = staging.fresh[held]
+        (places,) = here.nonzero()
+        held = demand.slots if all_here else demand.slots.take(places)
+        reading = staging.state.take(held) == READING
+        fresh = staging.fresh.take(held)
         staging.pins[held] += 1
         any_reading, any_fresh = some(reading), some(fresh)
         if any_reading or any_fresh:
             found = np.maximum(fresh.view(np.uint8) * TIMELY, reading.view(np.uint8) * LATE)
-            demand.outcomes[here] = found
+            demand.outcomes[places] = found
         if any_fresh:
-            self._observer.prefetches_used(held[fresh], late=reading[fresh])
+            (used,) = fresh.nonzero()
+            self._observer.prefetches_used(held.take(used), late=reading.take(used))
         done = all_here and not any_reading
         commands: list[Command] = [self.demands.answer(demand)] if done else []
         if not done:
-            commands = self._await(demand, here, reading, now_ns)
+            coming = places.take(reading.nonzero()[0])
+            commands = self._await(demand, coming, (~here).nonzero()[0], now_ns)
         access = Access(pages, demand.outcomes, event.request, event.scores, now_ns)
         self._observer.demanded(demand.slots, access, once=event.once)
         if event.once:
@@ -150,21 +152,18 @@ class Core:
             commands.append(PlanSoon())
         return commands
 
-    def _await(self, demand: Demand, here: Mask, reading: Mask, now_ns: int) -> list[Command]:
-        """A new demand waits; `reading` tells which of its pages that are `here` are on the way."""
+    def _await(self, demand: Demand, coming: Ids, absent: Ids, now_ns: int) -> list[Command]:
+        """A new demand waits for pages that are on the way, and for absent ones."""
         self.demands.wait(demand)
         self.reads.look_ns = min(self.reads.look_ns, demand.deadline_ns)
-        absent = (~here).nonzero()[0]
         if len(absent):
             demand.outcomes[absent], demand.slots[absent] = MISS, UNPLACED
-            self._observer.missed(demand.pages[absent])
+            self._observer.missed(demand.pages.take(absent))
             if self.demands.lacking():
                 self.demands.step_back(demand)
                 return []
-        demand.unsettled = len(absent)
-        if some(reading):
-            coming = here.nonzero()[0][reading]
-            demand.unsettled += len(coming)
+        demand.unsettled = len(coming) + len(absent)
+        if len(coming):
             self.demands.wait_for(demand, coming, demand.slots[coming])
         return self._place(demand, absent, now_ns) if len(absent) else []
 

@@ -39,11 +39,11 @@ class HintOdds:
         Remembered for `learn`; a later hint for the same layer replaces an earlier one.
         """
         expected = self._history.demand(layer) or (len(pages) + 1) // 2
-        expected += -expected % 4  # few enough different curves to keep
+        expected += -expected % max(4, expected // 32)  # few enough different curves to keep
         self._pending[layer] = (self._history.turns(layer), pages, expected)
         curve = self._curves.get(expected)
         if curve is None or len(curve) < len(pages):
-            curve = self._odds.chance(self._features(2 * len(pages), expected))
+            curve = self._odds.chance(self._features(len(pages) * 9 // 8, expected))
             self._curves[expected] = curve
         return curve[: len(pages)]
 

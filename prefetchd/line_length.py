@@ -8,7 +8,7 @@ from __future__ import annotations
 
 VICTIMS, VICTIMS_SHARE = 32, 1 / 256
 FEW_MIN, FEW_SHARE = 16, 1 / 64  # of few slots, many ahead would be stale
-TURNS, TURNS_SHARE_MAX = 10, 1 / 128  # as many as so many turns take, where that is more
+TURNS, TURNS_SHARE_MAX = 20, 1 / 64  # as many as so many turns take, where that is more
 PACE_TURNS = 8
 
 

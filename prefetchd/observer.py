@@ -41,6 +41,7 @@ class Observer:
         self.foretold_gone = False
         """Whether any page that was foretold has gone out since."""
         self._foretold = NO_IDS
+        self._pushing = False  # whether a prefetch has ever taken a page's place
         self._former: Mask | None = None
         """Pages that an earlier predictor guessed and whose end is not known yet."""
 
@@ -87,6 +88,8 @@ class Observer:
 
     def missed(self, pages: Ids) -> None:
         """Demanded pages that are not here: some of them would be, but for a prefetch."""
+        if not self._pushing:
+            return
         if polluted := int(np.count_nonzero(self._marks[pages] & PUSHED_OUT)):
             self.counters.pollution += polluted
             self._marks[pages] &= ~PUSHED_OUT
@@ -94,10 +97,14 @@ class Observer:
     def evicted(self, evicted: Evicted, *, by_prefetch: Mask | bool) -> None:
         if len(evicted.pages) == 0:
             return
-        marks = self._marks[evicted.pages] & FORETOLD
-        if np.count_nonzero(marks):
-            self.foretold_gone = True
-        self._marks[evicted.pages] = marks | (PUSHED_OUT * by_prefetch)
+        self._pushing = self._pushing or bool(np.any(by_prefetch))
+        if self._pushing or self.foretold:
+            marks = PUSHED_OUT * by_prefetch
+            if self.foretold:
+                foretold = self._marks[evicted.pages] & FORETOLD
+                self.foretold_gone = self.foretold_gone or bool(foretold.any())
+                marks = marks | foretold
+            self._marks[evicted.pages] = marks
         self.prefetches_wasted(evicted.wasted, evicted.sources)
 
     def guessed(self, guess: Guess) -> None:

@@ -20,6 +20,7 @@ from prefetchd.planner import Planner, PlannerLimits
 from prefetchd.policy import Eviction
 from prefetchd.predictor import Guess, Predictor
 from prefetchd.predictors.attention import Attention
+from prefetchd.ranks import rank_shares, rank_shares_of
 from prefetchd.registry import names, predictor_class
 from prefetchd.staging import Staging
 from prefetchd.unseen import BATCH_DEMANDS, CROWDED, UNSEEN_MAX, Unseen

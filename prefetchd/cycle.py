@@ -75,7 +75,7 @@ class Cycle(Eviction):
         self._aside = Aside(layers)
         self._above = 1.0
         self._turns = 0
-        self._promises = Promises(layers, places)
+        self._promises = Promises(layers, geometry.blocks)
         # In the latest turn of its layer, in 255ths; of pages that it did not demand, whatever.
         self._rank = np.zeros(places, np.uint8)
         # discount[now, layer]: 1 for the layer that comes next, least for one a whole step away.
@@ -132,12 +132,13 @@ class Cycle(Eviction):
         # prefetched until its turn; but a guess was told with the demands that settled it.
         wanted = self.history.turns_since(layers, places) > 0
         if np.count_nonzero(wanted):
-            promised, foretold = self._promises.of(layers, places)
+            blocks = self.history.blocks(places, layers)
+            promised, foretold = self._promises.of(layers, blocks)
             wanted &= (self._new[slots] == DEMANDED) | (foretold == 0.0)
             wanted &= promised == 0.0
-            layers, places = layers[wanted], places[wanted]
+            layers, blocks = layers[wanted], blocks[wanted]
             for layer in sorted(set(layers.tolist())):
-                self._promises.add(layer, places[layers == layer], UNHINTED_CHANCE)
+                self._promises.add(layer, blocks[layers == layer], UNHINTED_CHANCE)
         self._new[slots] = 0
 
     def touched(self, slots: Slots, pages: Ids, scores: Scores | None) -> None:
@@ -161,13 +162,12 @@ class Cycle(Eviction):
     def expected(self, pages: Ids, chances: Scores) -> None:
         self._take_in()
         for turns, mine in turns_of(pages, self.geometry):
-            places = self.history.places(turns.blocks, turns.layers[turns.which])
             said = chances[mine]
-            ends = [*turns.starts.tolist()[1:], len(places)]
+            ends = [*turns.starts.tolist()[1:], len(said)]
             for layer, start, end in zip(
                 turns.layers.tolist(), turns.starts.tolist(), ends, strict=True
             ):
-                self._promises.replace(layer, places[start:end], said[start:end])
+                self._promises.replace(layer, turns.blocks[start:end], said[start:end])
             self._stale[turns.layers] = True
 
     def victims(self, count: int, allowed: Mask) -> Slots:
@@ -253,12 +253,13 @@ class Cycle(Eviction):
     def _whole_chance(
         self, odds: Scores, age: NDArray[np.uint16], layers: Ids | int, places: Ids
     ) -> Scores:
+        blocks = self.history.blocks(places, layers)
         if self._promises.none:
-            return self.history.whole_chance(odds, age, layers, places, self._rank)
-        promised, foretold = self._promises.of(layers, places)
+            return self.history.whole_chance(odds, age, layers, blocks, self._rank)
+        promised, foretold = self._promises.of(layers, blocks)
         more = np.sqrt(foretold, out=foretold)
         more *= np.float32(FORETOLD_WEIGHT)
-        chance = self.history.whole_chance(odds, age, layers, places, self._rank, more)
+        chance = self.history.whole_chance(odds, age, layers, blocks, self._rank, more)
         return np.maximum(chance, promised, out=chance)
 
     def _in_any(self, layers: list[int]) -> Mask:

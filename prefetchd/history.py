@@ -96,6 +96,9 @@ class UseHistory:
     def places(self, blocks: Ids, layers: Ids | int) -> Ids:
         return layers * self.columns + 1 + blocks
 
+    def blocks(self, places: Ids, layers: Ids | int) -> Ids:
+        return places - (layers * self.columns + 1)
+
     def going_on(self, turns: Turns) -> int:
         """How many of the turns, none or the first, do not begin but go on with the latest one."""
         return int(turns.layers[0] == self.layer and self.geometry.layers > 1)
@@ -203,7 +206,7 @@ class UseHistory:
         """The chance (0..1, float32) that the page of each place is demanded at its layer's next
         turn. `rank` as for `whole_chance`."""
         odds, _, age = self.own_odds(layers, places)
-        return self.whole_chance(odds, age, layers, places, rank)
+        return self.whole_chance(odds, age, layers, self.blocks(places, layers), rank)
 
     def own_odds(self, layers: Ids | int, places: Ids) -> tuple[Scores, Scores, NDArray[np.uint16]]:
         """What the use of these pages adds to their log odds, what of that lasts, and their ages.
@@ -225,7 +228,7 @@ class UseHistory:
         odds: Scores,
         age: NDArray[np.uint16],
         layers: Ids | int,
-        places: Ids,
+        blocks: Ids,
         rank: Codes,
         more: Scores | None = None,
     ) -> Scores:
@@ -235,13 +238,14 @@ class UseHistory:
         turn's that scored lower, in 255ths; else not looked at. `more`: log odds of what else is
         known.
         """
+        places = self.places(blocks, layers)
         rows = self._words.take(places + _SIDES).view(np.uint16).reshape(2, len(places), 4)
         near = self._left_middle.take(np.minimum(self._now[layers] - rows[:, :, 3], _FADED))
         near *= rows[:, :, 1]
         near *= near
         both = near[0] + near[1]
         odds += np.sqrt(both, out=both) * np.float32(NEIGHBOUR_WEIGHT)
-        heat = self._heat.take(places - (layers * self.columns + 1))
+        heat = self._heat.take(blocks)
         heat *= np.float32(HEAT_WEIGHT * self._heat_unit)
         odds += heat
         odds += np.float32(BIAS)

@@ -160,7 +160,9 @@ class Auto(Predictor):
         for source in self._sources:
             source.recent_gains *= RECENT_DECAY
             keep = source.predictor.predict(0, 0).keep
-            source.holding.judge(self._sample.numbers(keep[self._sample.has(keep)]))
+            if keep is not source.kept:
+                source.kept, source.asked = keep, self._sample.numbers(keep[self._sample.has(keep)])
+            source.holding.judge(source.asked)
 
     def on_page_hint(self, hint: PageHint) -> None:
         self._hinted = self._accesses

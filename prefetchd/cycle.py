@@ -42,7 +42,7 @@ ABOVE_VICTIMS = 2.0
 """What is not reckoned at each turn has so many times the chance of the likeliest victim."""
 ASIDE_SLOTS = 4096
 """With fewer slots all are reckoned: victims are too many of them to be told by a sample."""
-FEW_LAYERS = 8
+FEW_LAYERS = 16
 """So many are sought one by one in less time than all together."""
 
 

@@ -115,7 +115,7 @@ class Attention(Predictor):
         self._hinted = (layer, pages, self._hints.chances(pages, layer))
 
     def on_feedback(self, feedback: Feedback) -> None:
-        right = feedback.verdicts != Verdict.WASTED
+        right = feedback.verdicts != np.uint8(Verdict.WASTED)
         ended = len(right)
         if ended:
             fade = MEMORY**ended

@@ -189,7 +189,7 @@ class Auto(Predictor):
                 told = Feedback(feedback.pages[mine], codes[mine], feedback.verdicts[mine])
                 source.predictor.on_feedback(told)
         measured = self._sample.has(feedback.pages)
-        wasted = (feedback.verdicts == Verdict.WASTED) & measured
+        wasted = (feedback.verdicts == np.uint8(Verdict.WASTED)) & measured
         met = measured & ~wasted
         self._count(numbers[wasted], np.zeros(np.count_nonzero(wasted), np.bool_))
         pages = self._sample.numbers(feedback.pages[met])

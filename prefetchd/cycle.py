@@ -130,13 +130,13 @@ class Cycle(Eviction):
         self._stale[layers] = True
         # A page that came for a demand is wanted until the demand has been shown, and one that was
         # prefetched until its turn; but a guess was told with the demands that settled it.
-        wanted = self.history.turns_since(layers, places) > 0
-        if np.count_nonzero(wanted):
-            blocks = self.history.blocks(places, layers)
+        (wanted,) = (self.history.turns_since(layers, places) > 0).nonzero()
+        if len(wanted):
+            layers, demanded = layers[wanted], self._new[slots[wanted]] == DEMANDED
+            blocks = self.history.blocks(places[wanted], layers)
             promised, foretold = self._promises.of(layers, blocks)
-            wanted &= (self._new[slots] == DEMANDED) | (foretold == 0.0)
-            wanted &= promised == 0.0
-            layers, blocks = layers[wanted], blocks[wanted]
+            unsaid = (promised == 0.0) & (demanded | (foretold == 0.0))
+            layers, blocks = layers[unsaid], blocks[unsaid]
             for layer in sorted(set(layers.tolist())):
                 self._promises.add(layer, blocks[layers == layer], UNHINTED_CHANCE)
         self._new[slots] = 0

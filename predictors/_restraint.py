@@ -16,6 +16,7 @@ HARM_RATIO, HARM_MARGIN = 1.03, 3.0  # the margin is in lone reads
 PAUSE_PASSES_MIN, PAUSE_PASSES_MAX, PAUSE_GROWTH = 2, 64, 4
 GOOD_PASSES = 8  # after as many without harm the next pause is shorter again
 SAMPLE, SAMPLED_LAYERS_MIN = 4, 24
+COUNTED = 8192  # of more in the oldest quarter of a ring as many are looked at, about
 PARTS = 8  # in which the held pages are judged, the most wanted first
 # Beside an array numpy takes ten times as long for a member of an enumeration.
 _TIMELY, _LATE = np.uint8(Outcome.TIMELY), np.uint8(Outcome.LATE)
@@ -113,8 +114,10 @@ class GhostLru:
         return self._last[pages] >= self._tail
 
     def oldest_count(self) -> int:
-        """How many pages are in the oldest quarter of the ring."""
-        return self._count(self._quarter())
+        """How many pages are in the oldest quarter of the ring, as a sample of it tells."""
+        end = self._quarter()
+        every = max(1, (end - self._tail) // COUNTED)
+        return every * int(np.count_nonzero(self._are_last(end, every)))
 
     def _quarter(self) -> int:
         return self._tail + (self._head - self._tail) // 4
@@ -123,9 +126,9 @@ class GhostLru:
         """Pages whose last demand lies between the tail and `end`."""
         return int(np.count_nonzero(self._are_last(end)))
 
-    def _are_last(self, end: int) -> Mask:
-        """Of the demands from the tail to `end`, which were the last of their pages."""
-        positions = np.arange(self._tail, end)
+    def _are_last(self, end: int, every: int = 1) -> Mask:
+        """Of every so many demands from the tail to `end`, which were the last of their pages."""
+        positions = np.arange(self._tail, end, every)
         last: Mask = self._last[self._ring[positions % len(self._ring)]] == positions
         return last
 
@@ -266,9 +269,7 @@ class Holding:
             self._asked = asked
 
     def earned(self, asked: Ids) -> Ids:
-        if len(asked) == 0:
-            return asked
-        return asked[: np.count_nonzero(_parts(len(asked)) < self.earned_parts)]
+        return asked[: -(-self.earned_parts * len(asked) // PARTS)]
 
     def _decay(self) -> None:
         self._demanded *= DECAY

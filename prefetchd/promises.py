@@ -21,7 +21,8 @@ class Promises:
         self._promised: list[Said] = [[] for _ in range(layers)]
         self._foretold: list[Said] = [[] for _ in range(layers)]
         self._notes = 0
-        self._room = np.zeros(blocks, np.float32)  # to look things up in; all 0 between calls
+        # To look things up in; all 0 between calls. Half a float is as much as chances are known by.
+        self._room = np.zeros(blocks, np.float16)
 
     def turned(self, layer: int) -> None:
         """A turn of the layer begins: what was promised was of it."""
@@ -61,7 +62,7 @@ class Promises:
     def _look(self, said: Said, blocks: Ids) -> Scores:
         for some, chances in said:
             self._room[some] = chances
-        found: Scores = self._room.take(blocks)
+        found: Scores = self._room.take(blocks).astype(np.float32)
         for some, _ in said:
             self._room[some] = 0.0
         return found

@@ -21,7 +21,7 @@ class Promises:
         self._promised: list[Said] = [[] for _ in range(layers)]
         self._foretold: list[Said] = [[] for _ in range(layers)]
         self._notes = 0
-        # To look things up in; all 0 between calls. Half a float is as much as chances are known by.
+        # To look things up in, all 0 between calls. Chances are known to no more digits than this.
         self._room = np.zeros(blocks, np.float16)
 
     def turned(self, layer: int) -> None:

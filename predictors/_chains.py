@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from prefetchd.model import Geometry, Ids, Mask, Scores
+from prefetchd.model import NO_IDS, Geometry, Ids, Mask, Scores
 
 FLOOR = 0.1  # a path ends where its confidence falls below
 
@@ -126,12 +126,13 @@ class Uses:
     def touch(self, pages: Ids, bit: np.uint32) -> Ids:
         """Mark pages, and return the blocks that this request had not touched, in order."""
         blocks = pages // self._layers
-        new: Ids = blocks[(self.blocks_touched[blocks] & bit) == 0]
+        (places,) = ((self.blocks_touched.take(blocks) & bit) == 0).nonzero()
         self._pages_flat[pages] |= bit
-        if len(new):
-            self.blocks_touched[new] |= bit
-            new = np.array(list(dict.fromkeys(new.tolist())), np.int64)
-        return new
+        if len(places) == 0:
+            return NO_IDS
+        new = blocks.take(places)
+        self.blocks_touched[new] |= bit
+        return np.array(list(dict.fromkeys(new.tolist())), np.int64)
 
     def touch_one(self, page: int, bit: int) -> bool:
         """Mark a page; whether this request had not touched its block."""

@@ -5,10 +5,11 @@ Decides what a source's guesses are worth. Knows nothing of the other sources.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from prefetchd.model import NO_IDS, Ids
 from prefetchd.predictor import Guess, Predictor
 from prefetchd.predictors._merging import Weighed, source_codes
 from prefetchd.predictors._restraint import Holding
@@ -26,6 +27,8 @@ class Source:
     gains: float = 2.0
     ended: float = 4.0
     recent_gains: float = 0.0  # decayed by time and not by what ended, to compare volumes
+    kept: Ids = field(default_factory=lambda: NO_IDS)  # what it asked to hold at the last pass,
+    asked: Ids = field(default_factory=lambda: NO_IDS)  # and the sample's numbers of that
 
     @property
     def precision(self) -> float:

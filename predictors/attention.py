@@ -64,9 +64,14 @@ class Attention(Predictor):
         """A history of its own is told in batches, and before it is asked; one that is shared is
         told by whoever keeps it, afterwards."""
         for access in accesses:
-            turns = self._turns(access.pages, alone=len(accesses) == 1)
             self._demands += 1
-            if self._demands % LEARN_DEMANDS == 0 and turns:
+            learns = self._demands % LEARN_DEMANDS == 0
+            if len(accesses) > 1 and not learns:  # of one layer, and nobody asks which blocks
+                if len(access.pages):
+                    self._follow(int(access.pages[0]) % self.geometry.layers)
+                continue
+            turns = self._turns(access.pages)
+            if learns and turns:
                 # Of many layers each has its turn.
                 layer, blocks = turns[self._demands // LEARN_DEMANDS % len(turns)]
                 self._learn(layer, blocks)
@@ -75,11 +80,8 @@ class Attention(Predictor):
         if self._own:
             self._record(accesses)
 
-    def _turns(self, pages: Ids, *, alone: bool) -> list[tuple[int, Ids]]:
-        """Layer and blocks of each turn in a demand: one, unless it came alone."""
-        if not alone:
-            layers = self.geometry.layers
-            return [(int(pages[0]) % layers, pages // layers)] if len(pages) else []
+    def _turns(self, pages: Ids) -> list[tuple[int, Ids]]:
+        """Layer and blocks of each turn in a demand."""
         if one := one_turn(pages, self.geometry):
             return [one]
         return [one for turns, _ in turns_of(pages, self.geometry) for one in turns.each()]
@@ -113,7 +115,7 @@ class Attention(Predictor):
         self._hinted = (layer, pages, self._hints.chances(pages, layer))
 
     def on_feedback(self, feedback: Feedback) -> None:
-        right = feedback.verdicts != Verdict.WASTED
+        right = feedback.verdicts != np.uint8(Verdict.WASTED)
         ended = len(right)
         if ended:
             fade = MEMORY**ended

@@ -160,7 +160,9 @@ class Auto(Predictor):
         for source in self._sources:
             source.recent_gains *= RECENT_DECAY
             keep = source.predictor.predict(0, 0).keep
-            source.holding.judge(self._sample.numbers(keep[self._sample.has(keep)]))
+            if keep is not source.kept:
+                source.kept, source.asked = keep, self._sample.numbers(keep[self._sample.has(keep)])
+            source.holding.judge(source.asked)
 
     def on_page_hint(self, hint: PageHint) -> None:
         self._hinted = self._accesses
@@ -187,7 +189,7 @@ class Auto(Predictor):
                 told = Feedback(feedback.pages[mine], codes[mine], feedback.verdicts[mine])
                 source.predictor.on_feedback(told)
         measured = self._sample.has(feedback.pages)
-        wasted = (feedback.verdicts == Verdict.WASTED) & measured
+        wasted = (feedback.verdicts == np.uint8(Verdict.WASTED)) & measured
         met = measured & ~wasted
         self._count(numbers[wasted], np.zeros(np.count_nonzero(wasted), np.bool_))
         pages = self._sample.numbers(feedback.pages[met])

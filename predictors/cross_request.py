@@ -28,6 +28,7 @@ STREAMS_MAX = 32  # one bit each in the tables of what a request has touched
 PLANS_MAX = 64
 PLAN_BLOCKS_MAX = 1 << 16  # a million tokens of 16-token blocks
 DEPTH_MAX = 256
+FEW_BLOCKS = 8  # new to a request at once: so many are learned one by one in less time
 LOOK_FACTOR = 8  # pages of hinted requests looked at for each one that is asked for
 _CERTAIN = np.ones(1, np.float32)
 
@@ -100,7 +101,10 @@ class CrossRequest(Predictor):
     def _touch(self, pages: Ids, stream: _Stream) -> int:
         """Take in what a request touched; how many blocks were new to it."""
         new = self._uses.touch(pages, stream.bit)
-        if len(new):
+        if len(new) <= FEW_BLOCKS:
+            for block in new.tolist():
+                self._go_on(block, stream)
+        else:
             anchors = [block for block in (stream.before, stream.at) if block >= 0]
             sequence = np.concatenate([np.array(anchors, np.int64), new])
             self._chains.learn(sequence)
@@ -113,12 +117,15 @@ class CrossRequest(Predictor):
         """As `_touch` of one page: a restore asks for most of its blocks one by one."""
         if not self._uses.touch_one(page, int(stream.bit)):
             return 0
-        block = page // self.geometry.layers
+        self._go_on(page // self.geometry.layers, stream)
+        return 1
+
+    def _go_on(self, block: int, stream: _Stream) -> None:
+        """A block that is new to the request came after all others."""
         if stream.before >= 0:
             self._chains.follow(stream.before, stream.at, block)
         stream.before, stream.at = stream.at, block
         stream.touched.append(block)
-        return 1
 
     def on_chain_hint(self, hint: ChainHint) -> None:
         blocks = self.geometry.real(hint.blocks)

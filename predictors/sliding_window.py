@@ -76,6 +76,8 @@ class SlidingWindow(Predictor):
     def predict(self, now_ns: int, limit: int) -> Guess:
         if self._keep is None:  # only remembered work: the same calls would give it again
             self._keep = self._kept_pages()
+        if limit <= 0:
+            return Guess(keep=self._keep)
         pages, confidence = [NO_IDS], [np.empty(0, np.float32)]
         for ahead in range(min(LAYERS_AHEAD, self.geometry.layers)):
             for stream in reversed(self._streams.values()):
@@ -84,7 +86,7 @@ class SlidingWindow(Predictor):
                 pages.append(self.geometry.page_ids(blocks, layer))
                 confidence.append(chances)
         every, chances = np.concatenate(pages), np.concatenate(confidence)
-        best = best_first(every, chances)[: max(0, limit)]  # requests share their sinks
+        best = best_first(every, chances)[:limit]  # requests share their sinks
         return Guess(every[best], chances[best], keep=self._keep)
 
     def _stream(self, request: int, highest: int) -> _Stream:

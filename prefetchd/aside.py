@@ -12,7 +12,7 @@ from collections import deque
 import numpy as np
 
 from prefetchd.history import BIAS, LASTING
-from prefetchd.model import NO_IDS, Scores, Slots
+from prefetchd.model import NO_IDS, Ids, Scores, Slots
 
 WAITS = (8, 2)
 """Turns of its layer for which a slot is put aside: the most of these that it can be."""
@@ -28,19 +28,19 @@ class Aside:
         # By wait, in order: until after which turn, and which slots.
         self._queues: list[deque[tuple[int, Slots]]] = [deque() for _ in WAITS]
 
-    def put(self, slots: Slots, lasting: Scores, chance: float, now: int) -> list[Slots]:
+    def put(self, slots: Slots, lasting: Scores, chance: float, now: int) -> tuple[Slots, Ids]:
         """Put aside those of `slots` that keep more than this chance for long enough, and return
-        these, in parts. `now`: turns so far."""
+        these, and the places of the others. `now`: turns so far."""
         needed = max(math.log(chance / (1.0 - chance)) - BIAS, LASTING_MIN)
         parts = []
-        longer = None
+        others = np.arange(len(slots))
         for wait, queue in zip(WAITS, self._queues, strict=True):
-            enough = lasting >= np.float32(needed * 2.0 ** (wait / LASTING))
-            mine = slots[enough if longer is None else enough ^ longer]
+            enough = lasting.take(others) >= np.float32(needed * 2.0 ** (wait / LASTING))
+            mine = slots.take(others.take(enough.nonzero()[0]))
             queue.append((now + wait * self._layers, mine))
             parts.append(mine)
-            longer = enough
-        return parts
+            others = others.take((~enough).nonzero()[0])
+        return np.concatenate(parts), others
 
     def back(self, now: int) -> Slots:
         """Slots to be looked at again, perhaps some that hold another page by now."""

@@ -52,7 +52,6 @@ from prefetchd.model import (
     Idle,
     Ids,
     IoClass,
-    Mask,
     PlanSoon,
     Released,
     Slots,
@@ -130,23 +129,23 @@ class Core:
         demand = self.demands.open(event, staging.slot_of[pages].astype(np.int64), now_ns)
         here = demand.slots >= 0
         all_here = every(here)
-        held = demand.slots if all_here else demand.slots[here]
-        reading = staging.state[held] == READING
-        fresh = staging.fresh[held]
+        (places,) = here.nonzero()
+        held = demand.slots if all_here else demand.slots.take(places)
+        reading = staging.state.take(held) == READING
+        fresh = staging.fresh.take(held)
         staging.pins[held] += 1
         any_reading, any_fresh = some(reading), some(fresh)
         if any_reading or any_fresh:
-            demand.outcomes[here] = np.where(reading, LATE, fresh * TIMELY)
+            found = np.maximum(fresh.view(np.uint8) * TIMELY, reading.view(np.uint8) * LATE)
+            demand.outcomes[places] = found
         if any_fresh:
-            self._observer.prefetches_used(held[fresh], late=reading[fresh])
-        commands: list[Command] = []
-        if all_here and not any_reading:
-            commands.append(self.demands.answer(demand))
-        else:
-            self.demands.wait(demand)
-            self.demands.wait_for(demand, held)
-            self.reads.look_ns = min(self.reads.look_ns, event.deadline_ns)
-            commands = [] if all_here else self._missed(demand, ~here, now_ns)
+            (used,) = fresh.nonzero()
+            self._observer.prefetches_used(held.take(used), late=reading.take(used))
+        done = all_here and not any_reading
+        commands: list[Command] = [self.demands.answer(demand)] if done else []
+        if not done:
+            coming = places.take(reading.nonzero()[0])
+            commands = self._await(demand, coming, (~here).nonzero()[0], now_ns)
         access = Access(pages, demand.outcomes, event.request, event.scores, now_ns)
         self._observer.demanded(demand.slots, access, once=event.once)
         if event.once:
@@ -164,28 +163,30 @@ class Core:
             wanted |= self.foresight.demanded(event.pages[part], now_ns, missed=False)
         return [PlanSoon()] if wanted or self._observer.crowded else []
 
-    def _missed(self, demand: Demand, absent: Mask, now_ns: int) -> list[Command]:
-        demand.outcomes[absent] = MISS
-        demand.slots[absent] = UNPLACED
-        self._observer.missed(demand.pages[absent])
-        if self.demands.lacking():
-            self.demands.step_back(demand)
-            return []
-        return self._place(demand, now_ns)
+    def _await(self, demand: Demand, coming: Ids, absent: Ids, now_ns: int) -> list[Command]:
+        """A new demand waits for pages that are on the way, and for absent ones."""
+        self.demands.wait(demand)
+        self.reads.look_ns = min(self.reads.look_ns, demand.deadline_ns)
+        if len(absent):
+            demand.outcomes[absent], demand.slots[absent] = MISS, UNPLACED
+            self._observer.missed(demand.pages.take(absent))
+            if self.demands.lacking():
+                self.demands.step_back(demand)
+                return []
+        demand.unsettled = len(coming) + len(absent)
+        if len(coming):
+            self.demands.wait_for(demand, coming, demand.slots[coming])
+        return self._place(demand, absent, now_ns) if len(absent) else []
 
-    def _place(self, demand: Demand, now_ns: int) -> list[Command]:
-        """Give slots to a demand's pages that have none yet, and read them."""
-        unplaced = np.flatnonzero(demand.slots == UNPLACED)
-        pages = demand.pages[unplaced]
-        found = self.staging.slot_of[pages]
-        if some(shared := found >= 0):  # another demand, or a prefetch, brought them meanwhile
-            self.demands.give(demand, unplaced[shared], found[shared].astype(np.int64))
-            unplaced, pages = unplaced[~shared], pages[~shared]
+    def _place(self, demand: Demand, absent: Ids, now_ns: int) -> list[Command]:
+        """Give slots to a demand's `absent` pages, as many as can be had, and read them."""
+        pages = demand.pages[absent]
         slots = self._take_slots(pages, IoClass.DEMAND)
         self.demands.placed(demand, every_page=len(slots) == len(pages))
         if len(slots) == 0:
             return []
-        self.demands.give(demand, unplaced[: len(slots)], slots)
+        self.demands.give(demand, absent[: len(slots)], slots)
+        self.demands.wait_for(demand, absent[: len(slots)], slots)
         self.counters.demand_reads += len(slots)
         return [self.reads.begin(pages[: len(slots)], slots, IoClass.DEMAND, now_ns)]
 
@@ -240,7 +241,7 @@ class Core:
         """Find room for demands still without, answer those that are complete."""
         commands: list[Command] = []
         while (demand := self.demands.lacking()) is not None:
-            commands += self._place(demand, now_ns)
+            commands += self._place(demand, self.demands.still_absent(demand), now_ns)
             if self.demands.lacking() is demand:
                 break  # a younger one must not hold what this one waits for
         return [*commands, *self.demands.complete(now_ns)]

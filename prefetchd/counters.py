@@ -9,9 +9,6 @@ from numpy.typing import NDArray
 
 from prefetchd.model import Codes, Outcome, Verdict
 
-_OUTCOMES = len(Outcome)
-_RETAINED = bytes([Outcome.RETAINED])
-
 
 @dataclass(slots=True)
 class Counters:
@@ -29,15 +26,24 @@ class Counters:
     stale: int = 0  # completions of reads given up earlier
 
     def count_outcomes(self, outcomes: Codes) -> None:
-        if outcomes.tobytes().strip(_RETAINED):  # a fraction of what numpy takes to count them
-            self.outcomes += np.bincount(outcomes, minlength=_OUTCOMES)
-        else:  # the common case, and much the cheaper one
-            self.outcomes[Outcome.RETAINED] += len(outcomes)
+        _count(self.outcomes, outcomes)
 
     def count_verdicts(self, verdicts: Codes) -> None:
-        self.verdicts += np.bincount(verdicts, minlength=len(Verdict))
+        _count(self.verdicts, verdicts)
 
     def prefetches(self) -> dict[str, int]:
         """Prefetched pages `issued`, what became of them by verdict, and `pollution`."""
         verdicts = {verdict.name.lower(): int(self.verdicts[verdict]) for verdict in Verdict}
         return {"issued": self.prefetch_reads, "pollution": self.pollution, **verdicts}
+
+
+def _count(counts: NDArray[np.int64], codes: Codes) -> None:
+    """Add how often each code is there. Nearly all are the first one; bytes are counted in a
+    fraction of the time that numpy takes."""
+    some = codes.tobytes()
+    left = len(some)
+    for code in range(len(counts) - 1, 0, -1):
+        found = some.count(code)
+        counts[code] += found
+        left -= found
+    counts[0] += left

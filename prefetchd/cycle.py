@@ -19,11 +19,13 @@ from numpy.typing import NDArray
 
 from prefetchd.aside import Aside
 from prefetchd.history import PLAIN_RANK, UseHistory
-from prefetchd.layer_turns import Turns, one_turn, turns_of
+from prefetchd.layer_turns import one_turn, turns_of
+from prefetchd.lowest import ROUNDED, TOO_MANY, Lowest
 from prefetchd.lru import Lru
-from prefetchd.model import NO_IDS, Codes, Geometry, Ids, Mask, Scores, Slots
-from prefetchd.policy import SAMPLE_SPARE, SAMPLED, Eviction, smallest
+from prefetchd.model import NO_IDS, Geometry, Ids, Mask, Scores, Slots
+from prefetchd.policy import SAMPLED, Eviction, least
 from prefetchd.promises import Promises
+from prefetchd.ranks import rank_shares, rank_shares_of
 
 UNHINTED_CHANCE = 0.5
 """What a prefetched page is held for until its layer's turn, when no hint speaks of it."""
@@ -36,12 +38,11 @@ LOSS_SHARE = 0.25
 """Of the pages pushed out by a prefetch, the share not fetched back in time before their demand."""
 DEMANDED, PREFETCHED = 1, 2
 """Why a page came, until it has been looked at."""
-NO_SCORES: Scores = np.empty(0, np.float32)
 ABOVE_VICTIMS = 2.0
 """What is not reckoned at each turn has so many times the chance of the likeliest victim."""
 ASIDE_SLOTS = 4096
 """With fewer slots all are reckoned: victims are too many of them to be told by a sample."""
-FEW_LAYERS = 8
+FEW_LAYERS = 16
 """So many are sought one by one in less time than all together."""
 
 
@@ -66,6 +67,7 @@ class Cycle(Eviction):
         self._new = np.zeros(slots, np.uint8)  # DEMANDED or PREFETCHED where a page is new
         self._came: list[Slots] = []  # where they are, and where some were
         self._chance = np.zeros(slots, np.float32)
+        self._lowest = Lowest(self._chance)
         self._stale = np.zeros(layers, np.bool_)  # layers whose chances are to be reckoned
         # Where the page's own past keeps its chance above `_above` for some turns, whatever comes,
         # it is no victim, and not reckoned before then: `layers` stands there, as in empty slots.
@@ -73,7 +75,7 @@ class Cycle(Eviction):
         self._aside = Aside(layers)
         self._above = 1.0
         self._turns = 0
-        self._promises = Promises(layers, places)
+        self._promises = Promises(layers, geometry.blocks)
         # In the latest turn of its layer, in 255ths; of pages that it did not demand, whatever.
         self._rank = np.zeros(places, np.uint8)
         # discount[now, layer]: 1 for the layer that comes next, least for one a whole step away.
@@ -128,14 +130,15 @@ class Cycle(Eviction):
         self._stale[layers] = True
         # A page that came for a demand is wanted until the demand has been shown, and one that was
         # prefetched until its turn; but a guess was told with the demands that settled it.
-        wanted = self.history.turns_since(layers, places) > 0
-        if np.count_nonzero(wanted):
-            promised, foretold = self._promises.of(layers, places)
-            wanted &= (self._new[slots] == DEMANDED) | (foretold == 0.0)
-            wanted &= promised == 0.0
-            layers, places = layers[wanted], places[wanted]
+        (wanted,) = (self.history.turns_since(layers, places) > 0).nonzero()
+        if len(wanted):
+            layers, demanded = layers[wanted], self._new[slots[wanted]] == DEMANDED
+            blocks = self.history.blocks(places[wanted], layers)
+            promised, foretold = self._promises.of(layers, blocks)
+            unsaid = (promised == 0.0) & (demanded | (foretold == 0.0))
+            layers, blocks = layers[unsaid], blocks[unsaid]
             for layer in sorted(set(layers.tolist())):
-                self._promises.add(layer, places[layers == layer], UNHINTED_CHANCE)
+                self._promises.add(layer, blocks[layers == layer], UNHINTED_CHANCE)
         self._new[slots] = 0
 
     def touched(self, slots: Slots, pages: Ids, scores: Scores | None) -> None:
@@ -159,13 +162,12 @@ class Cycle(Eviction):
     def expected(self, pages: Ids, chances: Scores) -> None:
         self._take_in()
         for turns, mine in turns_of(pages, self.geometry):
-            places = self.history.places(turns.blocks, turns.layers[turns.which])
             said = chances[mine]
-            ends = [*turns.starts.tolist()[1:], len(places)]
+            ends = [*turns.starts.tolist()[1:], len(said)]
             for layer, start, end in zip(
                 turns.layers.tolist(), turns.starts.tolist(), ends, strict=True
             ):
-                self._promises.replace(layer, places[start:end], said[start:end])
+                self._promises.replace(layer, turns.blocks[start:end], said[start:end])
             self._stale[turns.layers] = True
 
     def victims(self, count: int, allowed: Mask) -> Slots:
@@ -174,34 +176,36 @@ class Cycle(Eviction):
         if count <= 0:
             return NO_IDS
         self._reckon()
-        near, worth, most = self._near(count, allowed)
-        if len(near) < count:
-            near = np.flatnonzero(allowed)
-            worth = self._discounted(near)
-        elif most > self._above:
+        near = self._lowest.below(allowed)
+        if len(near) > TOO_MANY * count or (chosen := self._worst(near, count)) is None:
+            self._search(count, allowed)
+            chosen = self._worst(self._lowest.below(allowed), count)
+        if chosen is None:
+            self._lowest.take_all()
+            chosen = self._worst(self._lowest.below(allowed), count)
+        assert chosen is not None
+        return chosen
+
+    def _worst(self, near: Slots, count: int) -> Slots | None:
+        """Of all slots the worst, if these are among `near`."""
+        worth = self._discounted(near)
+        places = least(worth, count)
+        if self._lowest.bounded:
+            most = self._lowest.bound * self._discount_least / ROUNDED
+            if len(places) < count or worth[places[-1]] > most:
+                return None
+        return near[places]
+
+    def _search(self, count: int, allowed: Mask) -> None:
+        """Look for the slots of least worth among all."""
+        sample = np.arange(0, self.slots, SAMPLED)
+        sample = sample[allowed[::SAMPLED]]
+        self._lowest.search(self._discounted(sample), count, self._discount_least)
+        most = float(self._lowest.bound)
+        if most > self._above:
             self._look_at_all()
         elif most < self._above / ABOVE_VICTIMS**2:
             self._above = ABOVE_VICTIMS * most
-        return near[smallest(worth, count)]
-
-    def _near(self, count: int, allowed: Mask) -> tuple[Slots, Scores, float]:
-        """The allowed slots of least worth, some times as many as wanted, their worth, and the
-        chance above which none is among them: so that few are looked at closely. Too few of them
-        if they cannot be told from the others."""
-        sample = np.arange(0, self.slots, SAMPLED)
-        sample = sample[allowed[::SAMPLED]]
-        rank = 2 * count // SAMPLED + SAMPLE_SPARE
-        if rank >= len(sample):
-            return NO_IDS, NO_SCORES, 0.0
-        most = np.partition(self._discounted(sample), rank)[rank]
-        # No discount is less than the least, so what is worth no more is among these.
-        chance = most / self._discount_least * np.float32(1.00001)
-        mine = self._chance <= chance
-        mine &= allowed
-        near = np.flatnonzero(mine)
-        worth = self._discounted(near)
-        low = worth <= most
-        return near[low], worth[low], float(chance)
 
     def worth(self, slots: Slots) -> Scores:
         if self._recency:
@@ -228,24 +232,35 @@ class Cycle(Eviction):
         self._stale[stale] = False
         back = self._aside.back(self._turns)
         self._looked_at[back] = self._layer[back]
-        slots = np.flatnonzero(self._in_any(stale.tolist()))
+        (slots,) = self._in_any(stale.tolist()).nonzero()
         layers: Ids | int = int(stale[0])
         if len(stale) > 1:
-            layers = self._layer[slots].astype(np.int64)
-        places = self._place[slots].astype(np.int64)
-        ranks = self._rank.take(places)
-        if self._promises.none:
-            chance, lasting = self.history.outlook(layers, places, ranks)
-        else:
-            promised, foretold = self._promises.of(layers, places)
-            more = np.sqrt(foretold, out=foretold)
-            more *= np.float32(FORETOLD_WEIGHT)
-            chance, lasting = self.history.outlook(layers, places, ranks, more)
-            np.maximum(chance, promised, out=chance)
-        self._chance[slots] = chance
+            layers = self._layer.take(slots).astype(np.int64)
+        places = self._place.take(slots).astype(np.int64)
+        odds, lasting, age = self.history.own_odds(layers, places)
         if self._looked_at is not self._layer and self._above < 1.0:
-            for aside in self._aside.put(slots, lasting, self._above, self._turns):
-                self._looked_at[aside] = self.geometry.layers
+            aside, low = self._aside.put(slots, lasting, self._above, self._turns)
+            self._looked_at[aside] = self.geometry.layers
+            self._chance[aside] = 1.0
+            slots, places = slots.take(low), places.take(low)
+            odds, age = odds.take(low), age.take(low)
+            layers = layers if isinstance(layers, int) else layers.take(low)
+        self._chance[slots] = self._whole_chance(odds, age, layers, places)
+        changed = np.zeros(self.geometry.layers + 1, np.bool_)
+        changed[stale] = changed[-1] = True  # an empty slot is below no more
+        self._lowest.changed(changed, slots, self._layer)
+
+    def _whole_chance(
+        self, odds: Scores, age: NDArray[np.uint16], layers: Ids | int, places: Ids
+    ) -> Scores:
+        blocks = self.history.blocks(places, layers)
+        if self._promises.none:
+            return self.history.whole_chance(odds, age, layers, blocks, self._rank)
+        promised, foretold = self._promises.of(layers, blocks)
+        more = np.sqrt(foretold, out=foretold)
+        more *= np.float32(FORETOLD_WEIGHT)
+        chance = self.history.whole_chance(odds, age, layers, blocks, self._rank, more)
+        return np.maximum(chance, promised, out=chance)
 
     def _in_any(self, layers: list[int]) -> Mask:
         """Slots to be looked at whose pages are of these layers."""
@@ -257,30 +272,3 @@ class Cycle(Eviction):
         for layer in layers[1:]:
             mine |= self._looked_at == layer
         return mine
-
-
-def rank_shares(scores: Scores) -> Codes:
-    """For each score the share of all scores that are below it, in 255ths."""
-    order = scores.argsort()
-    rising = scores[order]
-    below = np.arange(len(order))
-    below[1:][rising[1:] == rising[:-1]] = 0  # equal ones share the place of the first
-    shares = (np.maximum.accumulate(below) * (255 / len(order)) + 0.5).astype(np.uint8)
-    ranks = np.empty_like(shares)
-    ranks[order] = shares
-    return ranks
-
-
-def rank_shares_of(scores: Scores, turns: Turns) -> Codes:
-    """The same, each score among those of its own turn."""
-    # As whole numbers in the same order, the turn in front, all turns are ranked by one fast sort.
-    bits = np.ascontiguousarray(scores, np.float32).view(np.int32)
-    keys = (turns.which << 32) + (bits ^ (bits >> 31 & 0x7FFFFFFF))
-    order = keys.argsort()
-    keys = keys[order]
-    places = np.arange(len(keys))
-    places[1:][keys[1:] == keys[:-1]] = 0  # equal ones share the place of the first
-    below = np.empty_like(places)
-    below[order] = np.maximum.accumulate(places)
-    below -= turns.starts[turns.which]
-    return (below * (255 / turns.counts[turns.which]) + 0.5).astype(np.uint8)

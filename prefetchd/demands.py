@@ -1,9 +1,10 @@
 """Open demands: what each still waits for, and when it is answered.
 
 Decides when a demand is complete, expired or lost, and what its answer says. Gives out no slots
-and issues no reads; the core does. Only demands that what has happened concerns are looked at, so
-that many that wait cost nothing: an index tells for each slot on its way who waits for it. A number
-in it whose demand was answered meanwhile is passed over, and goes with the slot's read.
+and issues no reads; the core does. Only demands that what has happened concerns are looked at, and
+of these only the pages concerned, so that many that wait cost nothing: an index tells for each slot
+on its way which page of which demand waits for it. An entry whose demand was answered meanwhile is
+passed over.
 """
 
 from __future__ import annotations
@@ -12,18 +13,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from prefetchd.model import NO_IDS, Codes, Demanded, Ids, Mask, Outcome, Ready, Slots, every
-from prefetchd.staging import READING, READY, Staging
+from prefetchd.model import NO_IDS, Codes, Demanded, Ids, Mask, Outcome, Ready, Slots, every, some
+from prefetchd.staging import READY, Staging
 
 UNPLACED, FAILED = -2, -1
 # Beside an array numpy takes ten times as long for a member of an enumeration.
 TIMELY, LATE, MISS = np.uint8(Outcome.TIMELY), np.uint8(Outcome.LATE), np.uint8(Outcome.MISS)
+_ORDER_BITS = 32  # in the index the order of a demand stands above the place of its page
 
 
 @dataclass(slots=True)
 class Demand:
     """Per page its slot (or UNPLACED, FAILED), its outcome, and how long it was waited for.
-    `order`: the older, the smaller."""
+    `order`: the older, the smaller. `unsettled`: pages that are neither readable nor failed."""
 
     number: int
     order: int
@@ -34,6 +36,7 @@ class Demand:
     demanded_ns: int
     deadline_ns: int
     once: bool = False
+    unsettled: int = 0
 
 
 class Demands:
@@ -44,10 +47,11 @@ class Demands:
         self._retain = retain
         self._tickets_max = tickets_max
         self._open: dict[int, Demand] = {}
-        self.waiting: dict[int, Demand] = {}
+        self.waiting: dict[int, Demand] = {}  # by order
         self._lacking: dict[int, Demand] = {}  # those of them with pages UNPLACED, oldest first
-        self._waiters: dict[int, tuple[int, ...]] = {}  # of each slot on its way, by number
-        self._due: dict[int, None] = {}  # numbers of those with news since `complete`
+        self._waiter = np.full(staging.slots, -1, np.int64)  # of each slot on its way: the first
+        self._others: dict[int, list[int]] = {}  # and those after it
+        self._news: list[tuple[Demand, Ids]] = []  # whose pages have settled since `complete`
         self._opened = 0
 
     def __len__(self) -> int:
@@ -84,58 +88,94 @@ class Demands:
         demand = self._open.pop(number, None)
         if demand is None:
             raise ValueError(f"ticket {number} is not open")
-        held = demand.slots[demand.slots >= 0]
+        placed = demand.slots >= 0
+        held = demand.slots if every(placed) else demand.slots[placed]
         self._staging.pins[held] -= 1
         leaving = NO_IDS
         if demand.once:
-            leaving = demand.slots[(demand.slots >= 0) & (demand.outcomes == Outcome.MISS)]
+            leaving = demand.slots[placed & (demand.outcomes == MISS)]
         elif not self._retain:
             leaving = held
-        if self.waiting.pop(number, None) is None:
+        if self.waiting.pop(demand.order, None) is None:
             return leaving, None
-        self._lacking.pop(number, None)
+        self._lacking.pop(demand.order, None)
         nothing = np.full(len(demand.slots), FAILED, np.int64)
         return leaving, Ready(number, nothing, demand.outcomes, demand.waits_ns)
 
     def wait(self, demand: Demand) -> None:
-        """From here on it waits, the youngest of all."""
-        self.waiting[demand.number] = demand
+        """From here on it waits, the youngest of all, for all its pages but those that are
+        readable."""
+        self.waiting[demand.order] = demand
 
-    def wait_for(self, demand: Demand, slots: Slots) -> None:
-        """It waits for what is on its way into any of these slots, until `arrived` or `lose`."""
-        on_the_way: Slots = slots[self._staging.state[slots] == READING]
-        if len(on_the_way) < len(slots):
-            self._due[demand.number] = None
-        waiters, alone, coming = self._waiters, (demand.number,), on_the_way.tolist()
-        if waiters.keys().isdisjoint(coming):
-            waiters.update(dict.fromkeys(coming, alone))
-        else:
-            waiters.update({slot: waiters.get(slot, ()) + alone for slot in coming})
+    def wait_for(self, demand: Demand, places: Ids, slots: Slots) -> None:
+        """Its pages at `places` are on their way into these slots, until `arrived` or `lose`."""
+        entries = places + (demand.order << _ORDER_BITS)
+        alone = len(self.waiting) == 1 and not self._others
+        if not alone and some(taken := self._waiter[slots] >= 0):
+            for slot, entry in zip(slots[taken].tolist(), entries[taken].tolist(), strict=True):
+                self._others.setdefault(slot, []).append(entry)
+            slots, entries = slots[~taken], entries[~taken]
+        self._waiter[slots] = entries
 
     def arrived(self, slots: Slots) -> None:
         """These slots have become readable: whoever waits for them has news."""
-        if self._waiters:
-            self._due.update(dict.fromkeys(self._waiting_for(slots)))
+        if self.waiting:
+            self._news += self._waiting_for(slots)
 
-    def _waiting_for(self, slots: Slots) -> list[int]:
-        return [number for slot in slots.tolist() for number in self._waiters.pop(slot, ())]
+    def _waiting_for(self, slots: Slots) -> list[tuple[Demand, Ids]]:
+        """Who waits for these slots, and for which pages; from here on nobody does."""
+        entries = self._waiter[slots]
+        self._waiter[slots] = -1
+        if self._others:
+            others = [entry for s in slots.tolist() for entry in self._others.pop(s, ())]
+            entries = np.concatenate([entries, np.array(others, np.int64)])
+        orders = entries >> _ORDER_BITS
+        places = entries & ((1 << _ORDER_BITS) - 1)
+        if len(self.waiting) == 1:
+            (concerned,) = self.waiting
+            return self._of(concerned, orders, places)
+        return [
+            pair
+            for concerned in dict.fromkeys(orders.tolist())
+            if concerned in self.waiting
+            for pair in self._of(concerned, orders, places)
+        ]
+
+    def _of(self, order: int, orders: Ids, places: Ids) -> list[tuple[Demand, Ids]]:
+        mine = orders == order
+        if not every(mine):
+            places = places[mine]
+        return [(self.waiting[order], places)] if len(places) else []
 
     def lacking(self) -> Demand | None:
         """The oldest waiting demand that has no slots for some of its pages."""
         return next(iter(self._lacking.values()), None)
 
+    def still_absent(self, demand: Demand) -> Ids:
+        """Which of its pages have no slots yet. It takes up what others have brought meanwhile."""
+        (unplaced,) = (demand.slots == UNPLACED).nonzero()
+        found = self._staging.slot_of[demand.pages[unplaced]].astype(np.int64)
+        shared = found >= 0
+        if some(shared):
+            places, slots = unplaced[shared], found[shared]
+            coming = self._staging.state[slots] != READY
+            self._news.append((demand, places[~coming]))
+            self.give(demand, places, slots)
+            self.wait_for(demand, places[coming], slots[coming])
+        left: Ids = unplaced[~shared]
+        return left
+
     def give(self, demand: Demand, places: Ids, slots: Slots) -> None:
         """Its pages at `places` are in these slots or on the way there; it holds them."""
         demand.slots[places] = slots
         self._staging.pins[slots] += 1
-        self.wait_for(demand, slots)
 
     def placed(self, demand: Demand, *, every_page: bool) -> None:
         """Some of its pages were given slots; once all have any, it never lacks them again."""
         if every_page:
-            self._lacking.pop(demand.number, None)
+            self._lacking.pop(demand.order, None)
         else:
-            self._lacking[demand.number] = demand
+            self._lacking[demand.order] = demand
 
     def step_back(self, demand: Demand) -> None:
         """Give back the pins of a demand that has to wait behind an older one: it begins anew, and
@@ -143,29 +183,25 @@ class Demands:
         self._staging.pins[demand.slots[demand.slots >= 0]] -= 1
         demand.slots[:] = UNPLACED
         demand.outcomes[:] = MISS
-        self._lacking[demand.number] = demand
+        demand.unsettled = len(demand.slots)
+        self._lacking[demand.order] = demand
 
     def answer(self, demand: Demand) -> Ready:
-        self.waiting.pop(demand.number, None)
-        self._lacking.pop(demand.number, None)
-        return Ready(demand.number, demand.slots.copy(), demand.outcomes, demand.waits_ns)
+        self.waiting.pop(demand.order, None)
+        self._lacking.pop(demand.order, None)
+        return Ready(demand.number, demand.slots, demand.outcomes, demand.waits_ns)
 
     def complete(self, now_ns: int) -> list[Ready]:
         """Answer every waiting demand that lacks nothing any more, the oldest first."""
-        if not self._due:
+        if not self._news:
             return []
-        due = [self.waiting[number] for number in self._due if number in self.waiting]
-        self._due.clear()
-        if len(due) > 1:
-            due.sort(key=lambda demand: demand.order)
-        answers = []
-        for demand in due:
-            settled = self._readable(demand.slots) | (demand.slots == FAILED)
-            news = settled & (demand.outcomes >= LATE) & (demand.waits_ns == 0)
-            demand.waits_ns[news] = max(1, now_ns - demand.demanded_ns)
-            if every(settled):
-                answers.append(self.answer(demand))
-        return answers
+        concerned = {demand.order for demand, _ in self._news}
+        for demand, places in self._news:
+            demand.waits_ns[places] = max(1, now_ns - demand.demanded_ns)
+            demand.unsettled -= len(places)
+        self._news.clear()
+        due = [self.waiting[order] for order in sorted(concerned) if order in self.waiting]
+        return [self.answer(demand) for demand in due if not demand.unsettled]
 
     def expire(self, now_ns: int) -> list[Ready]:
         """Answer every demand whose time is over with what there is; the rest has failed."""
@@ -180,11 +216,10 @@ class Demands:
 
     def lose(self, slots: Slots) -> None:
         """The pages of these slots cannot be had."""
-        for number in dict.fromkeys(self._waiting_for(slots)):
-            if number in self.waiting:
-                demand = self.waiting[number]
-                demand.slots[np.isin(demand.slots, slots)] = FAILED
-                self._due[number] = None
+        news = self._waiting_for(slots)
+        for demand, places in news:
+            demand.slots[places] = FAILED
+        self._news += news
 
     def next_deadline_ns(self, default_ns: int) -> int:
         return min([default_ns, *(d.deadline_ns for d in self.waiting.values())])

@@ -19,6 +19,9 @@ RANK_MAX = 1.6
 """Beyond this rank the order of a hint says nothing more."""
 PRIOR_SAMPLES = 200.0
 KEPT_MAX = 64
+SAMPLES_MAX = 256
+"""Of a longer hint, ranks at even distances are learned from: a curve of two weights needs no
+more."""
 
 
 class HintOdds:
@@ -39,11 +42,11 @@ class HintOdds:
         Remembered for `learn`; a later hint for the same layer replaces an earlier one.
         """
         expected = self._history.demand(layer) or (len(pages) + 1) // 2
-        expected += -expected % 4  # few enough different curves to keep
+        expected += -expected % max(4, expected // 32)  # few enough different curves to keep
         self._pending[layer] = (self._history.turns(layer), pages, expected)
         curve = self._curves.get(expected)
         if curve is None or len(curve) < len(pages):
-            curve = self._odds.chance(self._features(2 * len(pages), expected))
+            curve = self._odds.chance(self._features(len(pages) * 9 // 8, expected))
             self._curves[expected] = curve
         return curve[: len(pages)]
 
@@ -61,9 +64,10 @@ class HintOdds:
         assert pending is not None
         self._pending[layer] = None
         _, pages, expected = pending
-        hinted = pages // self._history.geometry.layers
+        every = -(-len(pages) // SAMPLES_MAX)
+        hinted = pages[::every] // self._history.geometry.layers
         came_true = among(hinted, blocks, self._marks)
-        self._odds.learn(self._features(len(pages), expected), came_true)
+        self._odds.learn(self._features(len(pages), expected)[::every], came_true)
         self._curves.clear()
 
     def _features(self, count: int, expected: int) -> Features:

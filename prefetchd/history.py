@@ -45,7 +45,7 @@ _SWEEP = 1 << 14
 _FADED = 1 << 10
 """After so many turns nothing is left of a use."""
 _UNIT_MIN = 1e-6
-_NEAR = np.array([[-1], [0], [1]])
+_SIDES = np.array([[-1], [1]])
 _WHOLE = np.float32(65535.0)
 """What stands for 1 in an average's root: 16 bits, of which rounding takes less than 1e-5."""
 
@@ -95,6 +95,9 @@ class UseHistory:
 
     def places(self, blocks: Ids, layers: Ids | int) -> Ids:
         return layers * self.columns + 1 + blocks
+
+    def blocks(self, places: Ids, layers: Ids | int) -> Ids:
+        return places - (layers * self.columns + 1)
 
     def going_on(self, turns: Turns) -> int:
         """How many of the turns, none or the first, do not begin but go on with the latest one."""
@@ -155,7 +158,7 @@ class UseHistory:
         self._heat_unit *= self._cooled[turns]
         if self._heat_unit < _UNIT_MIN:
             self._heat *= np.float32(self._heat_unit)
-            self._heat[self._heat < _UNIT_MIN] = 0.0  # before it fades into slow, tiny numbers
+            self._heat *= self._heat >= _UNIT_MIN  # before it fades into slow, tiny numbers
             self._heat_unit = 1.0
 
     def _use(self, layers: Ids | int, places: Ids) -> None:
@@ -199,47 +202,55 @@ class UseHistory:
         """How many pages the layer demanded in its latest turn, so far."""
         return int(self._demand[layer])
 
-    def chance(
-        self, layers: Ids | int, places: Ids, ranks: Codes, more: Scores | None = None
-    ) -> Scores:
+    def chance(self, layers: Ids | int, places: Ids, rank: Codes) -> Scores:
         """The chance (0..1, float32) that the page of each place is demanded at its layer's next
-        turn.
+        turn. `rank` as for `whole_chance`."""
+        odds, _, age = self.own_odds(layers, places)
+        return self.whole_chance(odds, age, layers, self.blocks(places, layers), rank)
 
-        `ranks` (uint8): of pages demanded in their layer's latest turn, the share of the turn's
-        that scored lower, in 255ths, else not looked at. `more`: log odds of what else is known.
+    def own_odds(self, layers: Ids | int, places: Ids) -> tuple[Scores, Scores, NDArray[np.uint16]]:
+        """What the use of these pages adds to their log odds, what of that lasts, and their ages.
+
+        What lasts halves in `LASTING` turns at the soonest, whatever comes, while the rest of the
+        log odds is `BIAS` and nothing negative.
         """
-        return self.outlook(layers, places, ranks, more)[0]
-
-    def outlook(
-        self, layers: Ids | int, places: Ids, ranks: Codes, more: Scores | None = None
-    ) -> tuple[Scores, Scores]:
-        """The same, and what of its log odds lasts: the part that halves in `LASTING` turns at the
-        soonest, whatever comes, while the rest is `BIAS` and nothing negative."""
-        odds, lasting, age = self._weigh(layers, places)
-        gained = ranks * np.float32(RANK_WEIGHT / 255)
-        gained *= age == 0
-        odds += gained
-        if more is not None:
-            odds += more
-        return logistic(odds), lasting
-
-    def _weigh(self, layers: Ids | int, places: Ids) -> tuple[Scores, Scores, NDArray[np.uint16]]:
-        """The log odds of these pages, what of it lasts, and their ages."""
-        words = self._words.take(places + _NEAR)
-        rows = words.view(np.uint16).reshape(3, len(places), 4)
-        age = np.minimum(self._now[layers] - rows[:, :, 3], _FADED)
-        terms = self._odds.take(age[1], 0)
-        terms *= rows[1]
+        rows = self._words.take(places).view(np.uint16).reshape(-1, 4)
+        age = np.minimum(self._now[layers] - rows[:, 3], _FADED)
+        terms = self._odds.take(age, 0)
+        terms *= rows
         lasting: Scores = terms[:, 1] + terms[:, 2]
         odds: Scores = terms[:, 0] + terms[:, 1]
         odds += terms[:, 2]
-        near = self._left_middle.take(age[::2])
-        near *= rows[::2, :, 1]
+        return odds, lasting, age
+
+    def whole_chance(
+        self,
+        odds: Scores,
+        age: NDArray[np.uint16],
+        layers: Ids | int,
+        blocks: Ids,
+        rank: Codes,
+        more: Scores | None = None,
+    ) -> Scores:
+        """The chance of pages whose own part of the log odds is known (and added to here).
+
+        `rank` (uint8, by place): of pages demanded in their layer's latest turn, the share of the
+        turn's that scored lower, in 255ths; else not looked at. `more`: log odds of what else is
+        known.
+        """
+        places = self.places(blocks, layers)
+        rows = self._words.take(places + _SIDES).view(np.uint16).reshape(2, len(places), 4)
+        near = self._left_middle.take(np.minimum(self._now[layers] - rows[:, :, 3], _FADED))
+        near *= rows[:, :, 1]
         near *= near
         both = near[0] + near[1]
         odds += np.sqrt(both, out=both) * np.float32(NEIGHBOUR_WEIGHT)
-        heat = self._heat.take(places - (layers * self.columns + 1))
+        heat = self._heat.take(blocks)
         heat *= np.float32(HEAT_WEIGHT * self._heat_unit)
         odds += heat
         odds += np.float32(BIAS)
-        return odds, lasting, age[1]
+        (latest,) = (age == 0).nonzero()
+        odds[latest] += rank.take(places.take(latest)) * np.float32(RANK_WEIGHT / 255)
+        if more is not None:
+            odds += more
+        return logistic(odds)

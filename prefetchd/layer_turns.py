@@ -69,7 +69,7 @@ def _cut(blocks: Ids, of_page: Ids) -> Turns:
 
 def one_turn(pages: Ids, geometry: Geometry) -> tuple[int, Ids] | None:
     """Layer and blocks of `pages`, if these are of one layer and there are any."""
-    if len(pages) == 0:
+    if len(pages) == 0 or int(pages[0] - pages[-1]) % geometry.layers:
         return None
     blocks = pages // geometry.layers
     of_page = pages - blocks * geometry.layers

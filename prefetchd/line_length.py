@@ -8,7 +8,8 @@ from __future__ import annotations
 
 VICTIMS, VICTIMS_SHARE = 32, 1 / 256
 FEW_MIN, FEW_SHARE = 16, 1 / 64  # of few slots, many ahead would be stale
-TURNS, TURNS_SHARE_MAX = 10, 1 / 128  # as many as so many turns take, where that is more
+TURNS = 20  # as many as so many turns take, where that is more
+MANY_SLOTS, MANY_SHARE = 4096, 1 / 64  # yet no more than this share of what is beyond
 PACE_TURNS = 8
 
 
@@ -16,7 +17,7 @@ class LineLength:
     def __init__(self, slots: int) -> None:
         self._few = int(slots * VICTIMS_SHARE)  # used so far, they say that others may be worse
         self._least = max(min(VICTIMS, int(slots * FEW_SHARE)), FEW_MIN, self._few)
-        self._most = int(slots * TURNS_SHARE_MAX)
+        self._most = int(max(0, slots - MANY_SLOTS) * MANY_SHARE)
         self._taken, self._pace = 0, 0.0  # slots since the last turn, and in a turn
         self._lined_up = 0
         self.wanted = self._least
@@ -38,4 +39,5 @@ class LineLength:
 
     def stale(self, left: int) -> bool:
         """Whether of so many that are left others may be worse."""
-        return self._lined_up - left >= self._few
+        enough = self._few if self.wanted == self._least else self.wanted // 2
+        return self._lined_up - left >= enough

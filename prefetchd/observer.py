@@ -33,7 +33,7 @@ from prefetchd.staging import READY, Evicted, Staging
 from prefetchd.unseen import Batch, Unseen
 
 _FEEDBACK_BATCH = 16
-_LATE, _USEFUL = np.uint8(Verdict.LATE), np.uint8(Verdict.USEFUL)
+_LATE = np.uint8(Verdict.LATE)  # beside it 0 is USEFUL
 Number = TypeVar("Number", bound=np.generic)
 
 PUSHED_OUT, FORETOLD = np.uint8(1), np.uint8(2)
@@ -53,6 +53,7 @@ class Observer:
         self.foretold_gone = False
         """Whether any page that was foretold has gone out since."""
         self._foretold = NO_IDS
+        self._pushing = False  # whether a prefetch has ever taken a page's place
         self._former: Mask | None = None
         """Pages that an earlier predictor guessed and whose end is not known yet."""
 
@@ -118,6 +119,8 @@ class Observer:
 
     def missed(self, pages: Ids) -> None:
         """Demanded pages that are not here: some of them would be, but for a prefetch."""
+        if not self._pushing:
+            return
         if polluted := int(np.count_nonzero(self._marks[pages] & PUSHED_OUT)):
             self.counters.pollution += polluted
             self._marks[pages] &= ~PUSHED_OUT
@@ -125,10 +128,14 @@ class Observer:
     def evicted(self, evicted: Evicted, *, by_prefetch: Mask | bool) -> None:
         if len(evicted.pages) == 0:
             return
-        marks = self._marks[evicted.pages] & FORETOLD
-        if np.count_nonzero(marks):
-            self.foretold_gone = True
-        self._marks[evicted.pages] = marks | (PUSHED_OUT * by_prefetch)
+        self._pushing = self._pushing or bool(np.any(by_prefetch))
+        if self._pushing or self.foretold:
+            marks = PUSHED_OUT * by_prefetch
+            if self.foretold:
+                foretold = self._marks[evicted.pages] & FORETOLD
+                self.foretold_gone = self.foretold_gone or bool(foretold.any())
+                marks = marks | foretold
+            self._marks[evicted.pages] = marks
         self.prefetches_wasted(evicted.wasted, evicted.sources)
 
     def guessed(self, guess: Guess) -> None:
@@ -207,12 +214,9 @@ class Observer:
 
     def prefetches_used(self, slots: Slots, *, late: Mask) -> None:
         """Prefetched pages were demanded for the first time; `late` where still on the way."""
-        self.verdicts(
-            self._staging.page_of[slots],
-            self._staging.source[slots],
-            np.where(late, _LATE, _USEFUL),
-        )
-        self._staging.fresh[slots] = False
+        staging = self._staging
+        self.verdicts(staging.page_of[slots], staging.source[slots], late.view(np.uint8) * _LATE)
+        staging.fresh[slots] = False
 
     def prefetches_wasted(self, pages: Ids, sources: Codes) -> None:
         if len(pages):

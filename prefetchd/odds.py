@@ -5,14 +5,12 @@ Decides nothing about pages; it maps features to a chance and learns from outcom
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
 from prefetchd.model import Mask, Scores
 
-Features = NDArray[np.float64]  # [samples, features], the first of them 1
+Features = NDArray[np.float64]  # [samples, 2], the first of them 1
 
 MEMORY = 0.999
 """Per batch: about the last 1,000 count."""
@@ -24,7 +22,7 @@ class Odds:
     `prior` is how many even bets, with features of size one, the start is believed to rest on.
     """
 
-    def __init__(self, start: Sequence[float], prior: float) -> None:
+    def __init__(self, start: tuple[float, float], prior: float) -> None:
         self._weights = np.array(start, np.float64)
         self._curvature = np.eye(len(start)) * 0.25 * prior
 
@@ -38,7 +36,11 @@ class Odds:
         self._curvature *= MEMORY
         self._curvature += (features * weight[:, None]).T @ features
         slope = (came_true - chance) @ features
-        self._weights = self._weights + np.linalg.solve(self._curvature, slope)
+        # Two equations: solved here in a tenth of the time that a library takes to begin.
+        (a, b), (c, d) = self._curvature.tolist()
+        constant, by_feature = slope.tolist()
+        step = d * constant - b * by_feature, a * by_feature - c * constant
+        self._weights = self._weights + np.array(step) / (a * d - b * c)
 
 
 def logistic(odds: Scores) -> Scores:

@@ -87,9 +87,13 @@ class Planner:
             return
         x, y = ahead.astype(np.float64), latency_ns.astype(np.float64)
         total = np.add.reduce  # `sum()` with less around it
-        sums = (float(len(x)), float(total(x)), float(total(y)), float(x @ x), float(x @ y))
-        self._fit = [old * _FIT_DECAY + new for old, new in zip(self._fit, sums, strict=True)]
         count, sum_x, sum_y, sum_xx, sum_xy = self._fit
+        count = count * _FIT_DECAY + len(x)
+        sum_x = sum_x * _FIT_DECAY + float(total(x))
+        sum_y = sum_y * _FIT_DECAY + float(total(y))
+        sum_xx = sum_xx * _FIT_DECAY + float(x @ x)
+        sum_xy = sum_xy * _FIT_DECAY + float(x @ y)
+        self._fit = [count, sum_x, sum_y, sum_xx, sum_xy]
         spread = count * sum_xx - sum_x * sum_x
         slope = (count * sum_xy - sum_x * sum_y) / spread if spread > 1e-9 else 0.0
         self._service_ns = max(0.0, slope)

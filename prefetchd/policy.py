@@ -92,7 +92,20 @@ def oldest(slots: Slots, stamps: Ids, count: int) -> Slots:
     return slots[smallest(stamps[slots], count)]
 
 
-def smallest(values: NDArray[np.int64] | Scores, count: int) -> Ids:
+def least(chances: Scores, count: int) -> Ids:
+    """The places of the `count` smallest chances (none is negative), as of `smallest`."""
+    # Seen as whole numbers, with its place below it, each is another, and sorted fast.
+    keys = chances.view(np.int32).astype(np.int64)
+    keys <<= 32
+    keys += np.arange(len(keys))
+    if count < len(keys):
+        keys = np.partition(keys, count - 1)[:count]
+    keys.sort()
+    keys &= (1 << 32) - 1
+    return keys
+
+
+def smallest(values: NDArray[np.int64], count: int) -> Ids:
     """The places of the `count` smallest values, smallest first; of equal ones the first.
 
     To order all slots for a few victims is what costs. A sample tells a bound that a few times as

@@ -21,7 +21,7 @@ from prefetchd.parted import Parted
 
 FREE, READING, READY, ABANDONED, PARTED = range(5)
 _KEPT_SHARE_MAX = 0.5  # of the slots: what a predictor may ask to hold
-_RESERVE_MAX, _RESERVE_SHARE = 8, 1 / 256  # slots kept free for demands
+_RESERVE_FEW = 8  # of the slots kept free for demands, prefetches take what is beyond so many
 _VICTIMS_SPARE = 8
 
 
@@ -76,7 +76,7 @@ class Staging:
         self.keeping = False  # whether any is kept
         self._free = np.arange(slots - 1, -1, -1, dtype=np.int32)  # a stack; lowest slot on top
         self._free_count = slots
-        self.reserve = min(_RESERVE_MAX, int(slots * _RESERVE_SHARE))
+        self.reserve = max(min(_RESERVE_FEW, slots // 256), slots // 1024)
         self._spare = 0  # the same for prefetches; none before the first
         self._queue: Slots = np.empty(0, np.int64)  # victims lined up, worst first
         self._line = LineLength(slots)
@@ -140,18 +140,19 @@ class Staging:
     ) -> tuple[Slots, Evicted]:
         """Give slots to absent, distinct `pages`, evicting as needed; as many as can be had.
 
-        Takes free slots (only a demand takes the reserve), then the victims lined up, then, for a
+        Takes free slots (only a demand all of the reserve), then the victims lined up, then, for a
         demand only, pages held for a predictor. With `confidence` (best first) only pages more
         likely to be wanted than what goes out for them, now or at the next `replenish`, are placed.
         """
         self._reclaim()
         free = self._free_count
-        if io_class != IoClass.DEMAND:
+        if io_class == IoClass.PREFETCH:
+            self._spare = min(_RESERVE_FEW, self.reserve)
+            free = max(0, free - self._spare)
+            if confidence is not None and len(pages) <= free <= self._line.wanted:
+                pages = pages[: self._worthwhile(confidence)]
+        elif io_class != IoClass.DEMAND:
             free = max(0, free - self.reserve)
-            if io_class == IoClass.PREFETCH:
-                self._spare = self.reserve
-                if confidence is not None and len(pages) <= free <= self._line.wanted:
-                    pages = pages[: self._worthwhile(confidence)]
         if len(pages) <= free:
             slots, evicted = self._take_free(len(pages)), NONE_EVICTED
         else:

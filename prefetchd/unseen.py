@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from prefetchd.model import Access, Geometry, Ids, Scores, Slots, every
+from prefetchd.model import Access, Geometry, Ids, Scores, Slots, every, some
 from prefetchd.predictor import Guess
 
 UNSEEN_MAX = 64  # demands and guesses; the oldest is dropped first
@@ -138,21 +138,18 @@ def _settled(
     for number, access in enumerate(accesses if len(accesses) > 1 else [], 1):
         settled[_first_layer(access, layers)] = number
     sizes = [len(guess.pages) for _, guess in guesses]
-    which = np.repeat(np.arange(len(guesses)), sizes)
-    before = np.array([number for number, _ in guesses])
+    before = np.array([number for number, _ in guesses]).repeat(sizes)
     pages = np.concatenate([guess.pages for _, guess in guesses])
     chances = np.concatenate([guess.confidence for _, guess in guesses])
-    stands = settled[pages - pages // layers * layers] <= before[which]
+    stands = settled.take(pages - pages // layers * layers) <= before
     if not np.count_nonzero(stands):
         return [(pages, chances)], []
     over = ~stands
     foretold = [(pages[over], chances[over])] if over.any() else []
-    ends = np.cumsum(sizes).tolist()
     standing = []
-    for size, end, count in zip(
-        sizes, ends, np.bincount(which[stands], minlength=len(sizes)).tolist(), strict=True
-    ):
-        if count:
-            mine = stands[end - size : end]
-            standing.append((pages[end - size : end][mine], chances[end - size : end][mine]))
+    start = 0
+    for size in sizes:
+        mine = slice(start, start := start + size)
+        if some(stands[mine]):
+            standing.append((pages[mine][stands[mine]], chances[mine][stands[mine]]))
     return foretold, standing

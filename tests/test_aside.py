@@ -7,7 +7,7 @@ import pytest
 
 from prefetchd import cycle
 from prefetchd.cycle import Cycle
-from prefetchd.model import Geometry, Ids
+from prefetchd.model import Geometry, Ids, Scores
 
 GEOMETRY = Geometry(layers=4, blocks=8000)
 SLOTS, EACH, STEPS = 5000, 300, 60
@@ -34,13 +34,13 @@ def played(policy: Cycle) -> tuple[list[Ids], list[int]]:
     page_of = np.full(SLOTS, -1)
     free = list(range(SLOTS))
     victims, reckoned = [], []
-    outlook = policy.history.outlook
+    chance = policy.history.whole_chance
 
-    def counted(layers: Ids | int, places: Ids, *rest: object) -> object:
-        reckoned.append(len(places))
-        return outlook(layers, places, *rest)  # type: ignore[arg-type]
+    def counted(odds: Scores, *rest: object) -> Scores:
+        reckoned.append(len(odds))
+        return chance(odds, *rest)  # type: ignore[arg-type]
 
-    policy.history.outlook = counted  # type: ignore[method-assign, assignment]
+    policy.history.whole_chance = counted  # type: ignore[method-assign, assignment]
     for pages, scores in turns():
         new = pages[slot_of[pages] < 0]
         slots = np.array([free.pop() for _ in new], np.int64)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prefetchd.cycle import Cycle, rank_shares, rank_shares_of
+from prefetchd.cycle import Cycle
 from prefetchd.guarded import Guarded, PredictorError
 from prefetchd.history import UseHistory
 from prefetchd.layer_turns import one_turn, turns_of
@@ -20,6 +20,7 @@ from prefetchd.planner import Planner, PlannerLimits
 from prefetchd.policy import Eviction
 from prefetchd.predictor import Guess, Predictor
 from prefetchd.predictors.attention import Attention
+from prefetchd.ranks import rank_shares, rank_shares_of
 from prefetchd.registry import names, predictor_class
 from prefetchd.staging import Staging
 from prefetchd.unseen import BATCH_DEMANDS, CROWDED, UNSEEN_MAX, Unseen
@@ -54,7 +55,8 @@ def joined(batch: list[Demand]) -> Demand:
 def state(history: UseHistory) -> Iterator[Any]:
     yield history.layer
     pages = np.arange(GEOMETRY.pages)
-    yield history.chance(*history.locate(pages), np.zeros(len(pages), np.uint8))
+    rank = np.zeros(GEOMETRY.layers * history.columns, np.uint8)
+    yield history.chance(*history.locate(pages), rank)
     yield history.turns_since(*history.locate(pages))
     for layer in range(GEOMETRY.layers):
         yield history.turns(layer)
@@ -303,9 +305,9 @@ def test_a_page_never_looks_younger_than_it_is() -> None:
     assert min(ages[0], ages[1], ages[3]) >= 1 << 15
     for _ in range(2000):
         plain.demanded_one(0, often)
-    ranks = np.zeros(4, np.uint8)
+    rank = np.zeros(history.columns, np.uint8)
     np.testing.assert_allclose(
-        history.chance(0, all_places, ranks), plain.chance(0, all_places, ranks), rtol=1e-4
+        history.chance(0, all_places, rank), plain.chance(0, all_places, rank), rtol=1e-4
     )
 
 

@@ -6,17 +6,16 @@ import numpy as np
 import pytest
 
 from prefetchd.core import CoreLimits
-from prefetchd.demands import Demands
+from prefetchd.demands import Demand, Demands
 from prefetchd.model import (
     Completed,
     Demanded,
     Geometry,
     Hinted,
-    Mask,
+    Ids,
     Outcome,
     PageHint,
     Ready,
-    Slots,
     Verdict,
 )
 from prefetchd.predictors.none import NoPrefetch
@@ -76,21 +75,22 @@ def test_one_read_serves_all_who_wait_for_its_page() -> None:
 def test_a_completion_concerns_only_those_who_wait_for_its_slots(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    looked: list[int] = []
-    readable = Demands._readable
+    looked: list[tuple[int, list[int]]] = []
+    of = Demands._of
 
-    def noted(demands: Demands, slots: Slots) -> Mask:
-        looked.append(len(slots))
-        return readable(demands, slots)
+    def noted(demands: Demands, order: int, orders: Ids, places: Ids) -> list[tuple[Demand, Ids]]:
+        pairs = of(demands, order, orders, places)
+        looked.extend((demand.number, mine.tolist()) for demand, mine in pairs)
+        return pairs
 
-    monkeypatch.setattr(Demands, "_readable", noted)
+    monkeypatch.setattr(Demands, "_of", noted)
     bench = Bench(64, geometry=Geometry(1, 64))
     for number in range(50):
         bench.demand(number, number)
     bench.demand(50, 3, 0)
     looked.clear()
     bench.end()
-    assert looked == [1, 2], "those who waited for page 0, alone and beside another"
+    assert looked == [(0, [0]), (50, [1])], "those who waited for page 0, alone and beside another"
     assert bench.core.unanswered == 50
 
 

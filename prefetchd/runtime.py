@@ -179,9 +179,11 @@ class Runtime(Attaching, Closing):
         with self.engine.lock:
             self.room.tidy()
             blocks = used.pages // self.geometry.layers
-            self._parts.catalog.use(blocks)
-            self.room.lease(blocks)
             self._waits.add_here(len(blocks))
+            catalog = self._parts.catalog
+            blocks = blocks[catalog.index.stored(blocks)]
+            catalog.use(blocks)
+            self.room.lease(blocks)
             self.engine.handle(used)
         self.engine.wake()
 

@@ -28,7 +28,6 @@ from prefetchd.sidecar.conversation import (
     found_of,
     hint_frame,
     nothing,
-    used_frames,
 )
 from prefetchd.sidecar.handshake import AwayError, SidecarError
 from prefetchd.sidecar.loop_line import LoopLine
@@ -89,9 +88,14 @@ class AsyncClient(Caller):
             ticket.resolve(nothing(number, len(pages)))
             return ticket
         self._open_ticket(number)
-        held = self._in_place(line, attachment, number, pages, stamps)
+        held = self._held_ticket(line, attachment, number, pages, stamps)
         if held is not None:
-            line.send(used_frames([(pages, scores, request)], self._limits.ids))
+            line.note((pages, scores, request))
+            try:
+                await asyncio.sleep(0)  # others want their turn, also of who never waits
+            except asyncio.CancelledError:
+                held.release()
+                raise
             return held
         body = demand_frame(number, pages, timeout_ns, stamps, scores, request)
         try:
@@ -162,6 +166,11 @@ class AsyncClient(Caller):
             raise AwayError(self._line.away)
         reply = await self._line.answer(lambda number: frame(AskStats(number)), ANSWER_NS)
         return self._stats_of(reply, self._gpu.engine)
+
+    @property
+    def uses_dropped(self) -> int:
+        """Demands met in place that the daemon was not told of, since it took nothing."""
+        return self._line.uses_dropped
 
     @property
     def away(self) -> str:

@@ -137,7 +137,7 @@ class Caller:
         check_terms(durability, ttl_s)
         return names, as_pages(pages, len(names), self.geometry.layers, self.page_bytes)
 
-    def _in_place(
+    def _held_ticket(
         self,
         line: Driven,
         attachment: Attachment,

@@ -111,7 +111,7 @@ class Client(Caller, Closing):
         with line.lock:
             self._open_ticket(number)
         if not self._buffers.lent:  # pages that the daemon pushes are demanded of it
-            held = self._in_place(line, link.attachment, number, pages, stamps)
+            held = self._held_ticket(line, link.attachment, number, pages, stamps)
             if held is not None:
                 line.note(link, (pages, scores, request))
                 return held
@@ -225,6 +225,11 @@ class Client(Caller, Closing):
         return super().peek(buffer, pages, length)
 
     # --- state and end ---
+
+    @property
+    def uses_dropped(self) -> int:
+        """Demands met in place that the daemon was not told of, since it took nothing."""
+        return self._line.uses_dropped
 
     @property
     def away(self) -> str:

@@ -14,9 +14,17 @@ import select
 import socket
 from collections.abc import Callable, Hashable, Sequence
 
-from prefetchd.sidecar.loop_turns import BYTES_A_COST, MESSAGE_COST, READ_COST, READS_COST
+from prefetchd.sidecar.loop_turns import BYTES_A_COST, MESSAGE_COST, READ_COST, READS_COST, USE_COST
 from prefetchd.sidecar.peers import Peer, peer_of
-from prefetchd.sidecar.protocol import HELLO_BYTES_MAX, AskStats, Erase, Hello, Message, Request
+from prefetchd.sidecar.protocol import (
+    HELLO_BYTES_MAX,
+    AskStats,
+    Erase,
+    Hello,
+    Message,
+    Request,
+    Used,
+)
 from prefetchd.sidecar.replies import Error
 from prefetchd.sidecar.session import Session
 from prefetchd.sidecar.wire import Frames, ProtocolError, frame, request_of
@@ -160,7 +168,10 @@ class Connection:
         before = session.reading
         session.handle(request)
         begun = session.reading - before
-        cost += _STATS_COST if isinstance(request, AskStats) else 0
+        if isinstance(request, AskStats):
+            cost += _STATS_COST
+        elif isinstance(request, Used):
+            cost += USE_COST * (len(request.counts) // 8)
         return cost + (READS_COST + begun * READ_COST if begun > 0 else 0)
 
     def _begin(self, request: Request) -> None:

@@ -32,6 +32,7 @@ from prefetchd.sidecar.arena import map_books, map_own, map_staging
 from prefetchd.sidecar.in_place import InPlace
 from prefetchd.sidecar.marks import Marks, marks_bytes
 from prefetchd.sidecar.protocol import (
+    USES_MAX,
     Demand,
     Find,
     HintChain,
@@ -142,21 +143,18 @@ Use = tuple[Ids, Scores | None, int]
 
 
 def used_frames(uses: Iterable[Use], most: int) -> bytes:
-    """Those with scores and those without apart, each message of at most so many pages."""
-    frames = [b""]
-    for scored in (False, True):
-        group: list[Use] = []
-        left = most
-        for use in uses:
-            if (use[1] is not None) == scored:
-                left -= len(use[0])
-                if left < 0:
-                    frames.append(_used_frame(group))
-                    group, left = [], most - len(use[0])
-                group.append(use)
-        if group:
+    """In order; in a message at most so many pages and USES_MAX demands, with scores or without."""
+    frames, group, left = [], list[Use](), 0
+    for use in uses:
+        left -= len(use[0])
+        mixed = bool(group) and (group[0][1] is None) != (use[1] is None)
+        if group and (left < 0 or mixed or len(group) == USES_MAX):
             frames.append(_used_frame(group))
-    return b"".join(frames)
+            group = []
+        if not group:
+            left = most - len(use[0])
+        group.append(use)
+    return b"".join([*frames, _used_frame(group)] if group else frames)
 
 
 def _used_frame(uses: Sequence[Use]) -> bytes:

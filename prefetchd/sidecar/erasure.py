@@ -112,7 +112,7 @@ def settings_in_use(namespace: Namespace, settings: NamespaceSettings) -> Namesp
     """`settings`, as they may have been read again, of the store and the options that it has open:
     what needs a restart has not changed yet."""
     opened = namespace.settings
-    options = replace(namespace.runtime.options, arena=None)
+    options = replace(namespace.runtime.options, arena=None, books=None)
     return replace(
         settings,
         path=opened.path,

@@ -45,7 +45,7 @@ def greet(
     check_shape(hello, namespace)
     left = _ARENAS_MAX * limits.write_bytes - namespace.write_bytes
     write_bytes = _write_bytes(hello, namespace, min(limits.write_bytes, left))
-    in_place = hello.in_place and namespace.readers is not None
+    in_place = bool(hello.in_place and namespace.readers and not namespace.readers.full)
     shared, made, arena, marks = [namespace.arena.fd], list[int](), None, None
     try:
         if in_place:

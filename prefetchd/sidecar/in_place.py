@@ -36,11 +36,12 @@ class InPlace:
         `let_go`, and how each was found (Outcome); None if they have to be asked for."""
         books = self._books
         blocks = pages // self._layers
+        before = books.stamps[blocks]
         slots = books.slot_of[pages]
         if np.minimum.reduce(slots, initial=0) < 0:
             return None
         self._mark(slots)
-        if not self._stand(pages, slots, blocks, stamps):
+        if not self._stand(pages, slots, blocks, before if stamps is None else stamps):
             self.let_go(slots)
             return None
         return slots.astype(np.int64), books.fresh[slots] * _TIMELY
@@ -51,18 +52,20 @@ class InPlace:
             self._marks.on[slots] += 1
         fence()
 
-    def _stand(
-        self, pages: Ids, slots: NDArray[np.int32], blocks: Ids, stamps: Stamps | None
-    ) -> bool:
-        """Whether these pages are there now, in these slots."""
+    def _stand(self, pages: Ids, slots: NDArray[np.int32], blocks: Ids, stamps: Stamps) -> bool:
+        """Whether these pages of these blocks are there now, in these slots.
+
+        In this order: a time that has come is put off once what has expired is hidden, and a hidden
+        block's place is another's, with another stamp, before it can be visible again.
+        """
         books = self._books
         return bool(
-            every(books.slot_of[pages] == slots)
-            and every(books.state[slots] == READY)
-            and every(books.visible[blocks])
-            and (stamps is None or every(books.stamps[blocks] == stamps))
+            books.expiry_ns[0] > time.time_ns()
             and books.serves[0]
-            and books.expiry_ns[0] > time.time_ns()
+            and every(books.visible[blocks])
+            and every(books.slot_of[pages] == slots)
+            and every(books.state[slots] == READY)
+            and every(books.stamps[blocks] == stamps)
         )
 
     def let_go(self, slots: Slots | NDArray[np.int32]) -> None:

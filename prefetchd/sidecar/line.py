@@ -29,8 +29,6 @@ _SEND_FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 _SEND_TIMEOUT_NS = 5_000_000_000
 _NOTES_NS = 250_000
 """Who reads more often wakes the daemon only so often: it learns from several as fast."""
-_UNSAID_MAX = 1 << 14
-"""Pages: so many are told of at once."""
 
 
 class Line:
@@ -54,7 +52,7 @@ class Line:
         self._ended = False
         self._comeback = Comeback(path, hello, attached, self._back)
         self._notices = Notices(self._flush)
-        self._noted_ns = self._unsaid = 0
+        self._noted_ns = 0
         self.link: Link | None = None
         self.link = self._comeback.attach(timeout_s)
 
@@ -82,7 +80,8 @@ class Line:
         with self._send_lock:
             if self._notices.waiting:
                 with self.lock:
-                    data = self._notices.take(link.attachment.welcome.limits.ids) + data
+                    if self.link is link:
+                        data = self._notices.take(link.attachment.welcome.limits.ids) + data
             try:
                 sent = link.sock.send(data, _SEND_FLAGS)
             except BlockingIOError:
@@ -134,17 +133,24 @@ class Line:
                 return
             self._notices.use(use)
         now_ns = self.clock()
-        self._unsaid += len(use[0])
-        if now_ns - self._noted_ns >= _NOTES_NS or self._unsaid >= _UNSAID_MAX:
-            self._noted_ns, self._unsaid = now_ns, 0
+        if now_ns - self._noted_ns >= _NOTES_NS:
+            self._noted_ns = now_ns
+            self._send_notices(link)
+
+    def _send_notices(self, link: Link) -> None:
+        """If the daemon takes them now, and hear what it has to say: nobody may be reading."""
+        readable, writable = link.ready()
+        if writable:
             self.send(link, b"")
+        if readable:
+            self.collect(link)
 
     def _flush(self) -> None:
         """Send notices that have waited for long enough."""
         with self.lock:
             due, link = self._notices.look(), self.link
         if due and link is not None:
-            self.send(link, b"")
+            self._send_notices(link)
 
     # --- waiting ---
 
@@ -262,6 +268,10 @@ class Line:
             while self._reading is link:
                 self._news.wait(TICK_NS / 1e9)
             link.sock.close()
+
+    @property
+    def uses_dropped(self) -> int:
+        return self._notices.dropped
 
     @property
     def away(self) -> str:

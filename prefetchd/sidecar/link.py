@@ -45,6 +45,11 @@ class Link:
         """Wait until something can be sent or read; whether it is to be read."""
         return bool(self._poll(select.POLLIN | select.POLLOUT, timeout_ns) & select.POLLIN)
 
+    def ready(self) -> tuple[bool, bool]:
+        """Whether something is to be read now, and whether the socket takes a large message now."""
+        events = self._poll(select.POLLIN | select.POLLOUT, 0)
+        return bool(events & ~select.POLLOUT), bool(events & select.POLLOUT)
+
     def _poll(self, mask: int, timeout_ns: int) -> int:
         poller = select.poll()
         poller.register(self.sock, mask)

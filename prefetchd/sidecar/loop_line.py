@@ -16,7 +16,7 @@ from pathlib import Path
 
 from prefetchd.gpu import GpuError
 from prefetchd.sidecar.comeback import ATTACH_TIMEOUT_S, PAUSE_MAX_S, PAUSE_S
-from prefetchd.sidecar.conversation import Answered, Attachment, release_frame
+from prefetchd.sidecar.conversation import Answered, Attachment, Use, release_frame, used_frames
 from prefetchd.sidecar.handshake import SidecarError, attach
 from prefetchd.sidecar.link import READ_BYTES, TICK_NS, Link
 from prefetchd.sidecar.notices import WAIT_S
@@ -26,6 +26,8 @@ from prefetchd.sidecar.wire import ProtocolError
 
 log = logging.getLogger("prefetchd")
 
+_NOTES_S = 0.00025
+
 
 class LoopLine:
     """What tickets wait on; they are answered before anybody sees them."""
@@ -34,7 +36,7 @@ class LoopLine:
         self.lock = threading.RLock()
         self.clock = time.monotonic_ns
         self.awaiting: list[Callable[[], object]] = []
-        self.breaks = 0
+        self.breaks = self.uses_dropped = 0
         self.away = "not connected yet"
         self._path = path
         self._hello = hello
@@ -48,6 +50,7 @@ class LoopLine:
         self._comeback: asyncio.Task[None] | None = None
         self._tick: asyncio.TimerHandle | None = None
         self._given_back: list[int] = []
+        self._uses: list[Use] = []
         self._soon: asyncio.TimerHandle | None = None
 
     async def connect(self, timeout_s: float) -> None:
@@ -104,6 +107,9 @@ class LoopLine:
     def send(self, data: bytes) -> None:
         """Sent at once, or as soon as the daemon takes it; in order. Takes releases along."""
         if self._link is not None:
+            if self._uses:
+                self._out += used_frames(self._uses, self._link.attachment.welcome.limits.ids)
+                self._uses = []
             if self._given_back:
                 self._out += release_frame(self._given_back)
                 self._given_back = []
@@ -158,12 +164,24 @@ class LoopLine:
         if self._link is not None:
             self._link.answers.forget(number)
             self._given_back.append(number)
-            if self._soon is None:
-                self._soon = asyncio.get_running_loop().call_later(WAIT_S, self._send_released)
+            self._send_soon(WAIT_S)
 
-    def _send_released(self) -> None:
+    def note(self, use: Use) -> None:
+        """Pages were read in place. The daemon only learns from that: while it takes nothing, it is
+        not told."""
+        if self._writing:
+            self.uses_dropped += 1
+            return
+        self._uses.append(use)
+        self._send_soon(_NOTES_S)
+
+    def _send_soon(self, seconds: float) -> None:
+        if self._soon is None:
+            self._soon = asyncio.get_running_loop().call_later(seconds, self._send_notices)
+
+    def _send_notices(self) -> None:
         self._soon = None
-        if self._given_back:
+        if self._given_back or self._uses:
             self.send(b"")
 
     def check(self) -> None:
@@ -201,6 +219,7 @@ class LoopLine:
         link, self._link = self._link, None
         if link is None:
             return
+        self.away = link.attachment.lost = why
         loop = asyncio.get_running_loop()
         loop.remove_reader(link.sock)
         self._stop_writing(link)
@@ -210,10 +229,9 @@ class LoopLine:
         if self._soon is not None:
             self._soon.cancel()
             self._soon = None
-        self._given_back = []
+        self._given_back, self._uses = [], []
         self._out.clear()
         self.breaks += 1
-        self.away = link.attachment.lost = why
         link.answers.lost(why)
         self._tell()
         if not self._closed:

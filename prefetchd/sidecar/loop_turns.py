@@ -19,6 +19,8 @@ Task = Callable[[], int]
 MESSAGE_COST, BYTES_A_COST = 20, 64
 READS_COST, READ_COST = 200, 8
 """Of giving reads to a drive or taking their ends, once and for each."""
+USE_COST = 5
+"""Of a demand that was met in place."""
 VERIFIED_BYTES_A_COST = 8192
 _SLICE_COST = 500
 

@@ -12,6 +12,7 @@ Reclamation for Lock-Free Objects).
 
 from __future__ import annotations
 
+import os
 import platform
 import threading
 
@@ -24,7 +25,17 @@ IN_ORDER = platform.machine() in ("x86_64", "AMD64")
 """Whether stores of one process are seen by others in their order, as all this relies on."""
 
 _COUNT_BYTES = 64
+_READERS_MAX = 32
 _LOCK = threading.Lock()
+
+
+def _renew() -> None:
+    """In a forked child: another thread of the parent's may just have held it."""
+    global _LOCK  # noqa: PLW0603  (there is one a process)
+    _LOCK = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew)
 
 
 def fence() -> None:
@@ -54,6 +65,11 @@ class Readers:
         self._slots = slots
         self._all: tuple[Marks, ...] = ()
         self._lock = threading.Lock()
+
+    @property
+    def full(self) -> bool:
+        """Whether there are so many that looking at all takes too long."""
+        return len(self._all) >= _READERS_MAX
 
     def add(self, marks: Marks) -> None:
         with self._lock:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from prefetchd.sidecar.conversation import Use, release_frame, used_frames
 
 WAIT_S = 0.005
+_USES_MAX = 256
 
 
 class Notices:
@@ -25,6 +26,7 @@ class Notices:
     def __init__(self, flush: Callable[[], None]) -> None:
         self._tickets: list[int] = []
         self._uses: list[Use] = []
+        self.dropped = 0
         self._called = threading.Event()
         self._flush = weakref.WeakMethod(flush, lambda _: self._called.set())
         self._thread: threading.Thread | None = None
@@ -42,8 +44,12 @@ class Notices:
         self._look_soon()
 
     def use(self, use: Use) -> None:
-        """Pages were read in place."""
+        """Pages were read in place. The daemon only learns from that: if it takes nothing for long,
+        the oldest are dropped, and counted."""
         self._uses.append(use)
+        if len(self._uses) > _USES_MAX:
+            self.dropped += 1
+            del self._uses[0]
         self._look_soon()
 
     def _look_soon(self) -> None:

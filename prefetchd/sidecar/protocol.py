@@ -20,6 +20,8 @@ FRAME_BYTES_MAX = 1 << 21
 IDS_MAX = KEYS_MAX = 1 << 16
 INLINE_BYTES_MAX = 1 << 20
 NAME_LENGTH_MAX = 64
+USES_MAX = 256
+"""Demands in a message that tells of pages read in place."""
 TIMEOUT_NS_MAX = 3600 * 10**9
 
 Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]

@@ -26,7 +26,7 @@ from prefetchd.store import StoreError
 
 log = logging.getLogger("prefetchd")
 
-_OF_OPENING = frozenset({"namespace", "arena"})
+_OF_OPENING = frozenset({"namespace", "arena", "books"})
 _ACCESS = ("uids", "gids", "token")
 _PLACE = ("path", "layout", "blocks", "salt")
 _FIXED = ("socket", "socket_mode", "memory", "http")

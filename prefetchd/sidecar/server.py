@@ -141,6 +141,7 @@ class Server:
     def part(self, namespace: Namespace, why: str) -> None:
         """Have nothing to do with it any more; its clients are told, and may come back."""
         self.namespaces.open.pop(namespace.name, None)
+        namespace.runtime.books.serves[0] = 0
         self._turns.withdraw(namespace)
         self._turns.withdraw(("go on", namespace))
         if namespace.attended:

@@ -48,7 +48,7 @@ from prefetchd.sidecar.protocol import (
 from prefetchd.sidecar.replies import Error, Limits
 from prefetchd.sidecar.session_finds import Finds
 from prefetchd.sidecar.session_growing import Growing
-from prefetchd.sidecar.session_hints import Hints
+from prefetchd.sidecar.session_notes import REQUEST_BITS, REQUEST_MASK, Notes
 from prefetchd.sidecar.session_pushes import Pushes
 from prefetchd.sidecar.session_puts import Later, Puts
 from prefetchd.sidecar.wire import ProtocolError, array_of, raw_of
@@ -57,8 +57,6 @@ from prefetchd.tickets import Ticket
 log = logging.getLogger("prefetchd")
 
 _RETAINED = bytes([Outcome.RETAINED])
-_REQUEST_BITS = 32
-_REQUEST_MASK = (1 << _REQUEST_BITS) - 1
 
 
 class Session:
@@ -80,12 +78,12 @@ class Session:
         self._limits = limits
         self._reply = reply
         self._later = later
-        self._base = number << _REQUEST_BITS
+        self._base = number << REQUEST_BITS
         self._tickets: dict[int, Ticket] = {}
         self._finds = Finds(namespace, limits, reply)
         self._puts = Puts(namespace, limits, reply, later, write_arena)
         self._growing = Growing(namespace, limits, reply, later, self._stream)
-        self._hints = Hints(namespace, limits, self._stream)
+        self._notes = Notes(namespace, limits, self._stream, marks=marks is not None)
         self._pushes = Pushes(namespace, limits, reply, later)
         self._ended = False
         self._write_bytes = 0 if write_arena is None else len(write_arena)
@@ -98,9 +96,9 @@ class Session:
             Release: self._release,
             Find: self._finds.take,
             Put: self._puts.take,
-            HintPages: self._hints.pages,
-            HintChain: self._hints.chain,
-            HintDone: self._hints.done,
+            HintPages: self._notes.pages,
+            HintChain: self._notes.chain,
+            HintDone: self._notes.done,
             AskStats: self._stats,
             Ping: self._ping,
             Advise: self._advise,
@@ -110,7 +108,7 @@ class Session:
             Drop: self._growing.drop,
             Share: self._pushes.share,
             Push: self._push,
-            Used: self._hints.used,
+            Used: self._notes.used,
             Unshare: self._pushes.unshare,
         }
 
@@ -202,7 +200,7 @@ class Session:
 
     def _stream(self, request: int) -> int:
         """A request's number among those of all clients."""
-        return self._base + (request & _REQUEST_MASK)
+        return self._base + (request & REQUEST_MASK)
 
     def _answered(self, number: int, ticket: Ticket) -> None:
         self.namespace.waiting -= 1

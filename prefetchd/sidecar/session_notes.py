@@ -13,19 +13,38 @@ from numpy.typing import NDArray
 from prefetchd import model
 from prefetchd.model import ChainHint, DoneHint, PageHint, Scores
 from prefetchd.sidecar.namespace import Namespace
-from prefetchd.sidecar.protocol import TIMEOUT_NS_MAX, HintChain, HintDone, HintPages, Used
+from prefetchd.sidecar.protocol import (
+    TIMEOUT_NS_MAX,
+    USES_MAX,
+    HintChain,
+    HintDone,
+    HintPages,
+    Used,
+)
 from prefetchd.sidecar.replies import Limits
 from prefetchd.sidecar.wire import array_of
 
+REQUEST_BITS = 32
+REQUEST_MASK = (1 << REQUEST_BITS) - 1
+"""Of a request's number, as its client has it."""
 
-class Hints:
-    """`stream` makes a request's number one among those of all clients. All methods raise
-    ValueError for what makes no sense."""
 
-    def __init__(self, namespace: Namespace, limits: Limits, stream: Callable[[int], int]) -> None:
+class Notes:
+    """`stream` makes a request's number one among those of all clients; `marks`: whether this
+    client has any. All methods raise ValueError for what makes no sense."""
+
+    def __init__(
+        self,
+        namespace: Namespace,
+        limits: Limits,
+        stream: Callable[[int], int],
+        *,
+        marks: bool,
+    ) -> None:
         self._runtime = namespace.runtime
         self._most = limits.ids
         self._stream = stream
+        self._marks = marks
 
     def pages(self, message: HintPages) -> None:
         pages = self._ids(message.pages, "pages")
@@ -51,12 +70,16 @@ class Hints:
     def used(self, message: Used) -> None:
         pages, counts = self._ids(message.pages, "pages"), self._ids(message.counts, "counts")
         requests = array_of(message.requests, np.int64, self._most, "requests", len(counts))
+        if not self._marks:
+            raise ValueError("pages are read in place by those who have marks")
+        if len(counts) > USES_MAX:
+            raise ValueError(f"{len(counts)} demands in a message, {USES_MAX} are the most")
         if counts.min(initial=1) < 1 or counts.max(initial=1) > len(pages):
             raise ValueError("of each demand there is at least one page")
         if counts.sum() != len(pages):
             raise ValueError(f"{len(pages)} pages, of demands with {counts.sum()} in all")
         scores = None if message.scores is None else self._scores(message.scores, len(pages))
-        streams = np.array([self._stream(request) for request in requests.tolist()], np.int64)
+        streams = self._stream(0) + (requests & REQUEST_MASK)
         self._runtime.used(model.Used(pages, counts, streams, scores))
 
     def _ids(self, raw: bytes, what: str) -> NDArray[np.int64]:

@@ -42,8 +42,6 @@ ABOVE_VICTIMS = 2.0
 """What is not reckoned at each turn has so many times the chance of the likeliest victim."""
 ASIDE_SLOTS = 4096
 """With fewer slots all are reckoned: victims are too many of them to be told by a sample."""
-FEW_LAYERS = 16
-"""So many are sought one by one in less time than all together."""
 
 
 class Cycle(Eviction):
@@ -232,7 +230,7 @@ class Cycle(Eviction):
         self._stale[stale] = False
         back = self._aside.back(self._turns)
         self._looked_at[back] = self._layer[back]
-        (slots,) = self._in_any(stale.tolist()).nonzero()
+        (slots,) = self._in_any(stale).nonzero()
         layers: Ids | int = int(stale[0])
         if len(stale) > 1:
             layers = self._layer.take(slots).astype(np.int64)
@@ -262,13 +260,11 @@ class Cycle(Eviction):
         chance = self.history.whole_chance(odds, age, layers, blocks, self._rank, more)
         return np.maximum(chance, promised, out=chance)
 
-    def _in_any(self, layers: list[int]) -> Mask:
-        """Slots to be looked at whose pages are of these layers."""
-        if len(layers) > FEW_LAYERS:
-            some = np.zeros(self.geometry.layers + 1, np.bool_)
-            some[layers] = True
-            return some.take(self._looked_at)
-        mine: Mask = self._looked_at == layers[0]
-        for layer in layers[1:]:
-            mine |= self._looked_at == layer
+    def _in_any(self, layers: Ids) -> Mask:
+        """Slots to be looked at whose pages are of these layers, which rise."""
+        mine = np.zeros(self.slots, np.bool_)
+        (breaks,) = (layers[1:] != layers[:-1] + 1).nonzero()
+        number = self._looked_at.dtype.type
+        for run in np.split(layers, breaks + 1):  # of layers one after the other, as decode goes
+            mine |= self._looked_at - number(run[0]) < number(len(run))
         return mine

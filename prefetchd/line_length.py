@@ -9,7 +9,7 @@ from __future__ import annotations
 VICTIMS, VICTIMS_SHARE = 32, 1 / 256
 FEW_MIN, FEW_SHARE = 16, 1 / 64  # of few slots, many ahead would be stale
 TURNS = 20  # as many as so many turns take, where that is more
-MANY_SLOTS, MANY_SHARE = 4096, 1 / 64  # yet no more than this share of what is beyond
+MANY_SLOTS, MANY_SHARE = 16384, 1 / 64  # yet no more than this share of what is beyond
 PACE_TURNS = 8
 
 

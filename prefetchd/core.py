@@ -6,8 +6,6 @@ It does no I/O, reads no clock, starts no thread and draws no random number, so 
 behind a real drive and in a simulator, and a log of its events can be replayed. A driver executes
 the commands and reports back with events.
 
-How it works
-------------
 *Demand.* Pages are looked up in the staging map and pinned. Readable ones are answered at once.
 Absent ones get slots (clean pages make room) and are read with the highest class; those whose
 read is already in flight simply wait for it. When room is short the oldest demand has all of it; a
@@ -17,19 +15,18 @@ come. A page that could not be had has slot -1: a failure is a miss, never wrong
 
 *Prefetch.* A hint is turned into reads at once. Demands reach the predictor and the eviction
 policy later, when nothing urgent waits (`Idle`), in the order they came: neither a demand nor a
-hint pays for learning. Then, too, the reserve of free slots is made good that only demands may
-take. A new plan replaces what is left of the old one, so a queued prefetch never outlives its
-reason, and none is started while a demand waits.
+hint pays for learning. Then the reserve of free slots is made good, too. A new plan replaces what
+is left of the old one, so a queued prefetch never outlives its reason, and none is started while a
+demand waits.
 
 *Failure.* A demanded read that fails is retried once, then answered as a miss. A read that does
-not end in time is abandoned: its page is forgotten, and its slot stays the device's until the
-completion does come, so that no slot is ever shared (law 2). Completions carry the slot's
-generation; an old one changes nothing but that.
+not end in time is abandoned: its slot stays the device's until the completion does come, so that
+no slot is ever shared (law 2). Completions carry the slot's generation.
 
 *Pages that callers bring* take slots that no demand lacks, and keep them until the store has them.
 
-Rules: state is changed only in here; arrays in events and commands are never written to
-afterwards; nothing iterates a set; ties break by the order of the caller's arrays.
+State is changed only in here; arrays in events and commands are never written to afterwards;
+nothing iterates a set; ties break by the order of the caller's arrays.
 """
 
 from __future__ import annotations
@@ -41,6 +38,7 @@ from prefetchd.fills import Fills
 from prefetchd.foresight import Foresight
 from prefetchd.guarded import Guarded
 from prefetchd.limits import CoreLimits
+from prefetchd.masks import every, some
 from prefetchd.model import (
     NO_IDS,
     Access,
@@ -56,8 +54,6 @@ from prefetchd.model import (
     Released,
     Slots,
     Used,
-    every,
-    some,
 )
 from prefetchd.observer import Observer
 from prefetchd.planner import Plan, Planner
@@ -93,16 +89,13 @@ class Core:
 
     @property
     def unanswered(self) -> int:
-        """Demands that still wait."""
         return len(self.demands.waiting)
 
     def handle(self, event: Event, now_ns: int) -> list[Command]:
-        """Take note of what happened; return what is to be done, in this order.
-
-        Raises ValueError for an event that breaks the contract (an unknown or reused ticket, too
-        many open tickets); the state is then unchanged. Raises PredictorError for a predictor at
-        fault; there is no going on then.
-        """
+        """Take note of what happened; return what is to be done, in this order. Raises ValueError
+        for an event that breaks the contract (an unknown or reused ticket, too many open ones); the
+        state is then unchanged. Raises PredictorError for a predictor at fault; there is no going
+        on then."""
         self.foresight.fresh = False
         if isinstance(event, Demanded):
             return self._demanded(event, now_ns)
@@ -158,10 +151,9 @@ class Core:
     def _used(self, event: Used, now_ns: int) -> list[Command]:
         """As if they had been demanded while they were here, and released. Some may have gone."""
         self._observer.used(event, now_ns)
-        wanted = False
-        for part in event.parts():
-            wanted |= self.foresight.demanded(event.pages[part], now_ns, missed=False)
-        return [PlanSoon()] if wanted or self._observer.crowded else []
+        parts = [event.pages[part] for part in event.parts()]
+        wanted = [self.foresight.demanded(pages, now_ns, missed=False) for pages in parts]
+        return [PlanSoon()] if any(wanted) or self._observer.crowded else []
 
     def _await(self, demand: Demand, coming: Ids, absent: Ids, now_ns: int) -> list[Command]:
         """A new demand waits for pages that are on the way, and for absent ones."""
@@ -271,11 +263,8 @@ class Core:
         return [*self._issue(now_ns), PlanSoon()]
 
     def _idle(self, now_ns: int) -> list[Command]:
-        """One small step of what can wait: a demand must never wait for long behind it.
-
-        While hints drive the planning slots come first, learning later; without hints everything
-        waits for what can be learned.
-        """
+        """One small step of what can wait: a demand must never wait for long behind it. While hints
+        drive the planning slots come first; without hints everything waits for what is learned."""
         commands: list[Command] = []
         if not self.foresight.hint_driven:
             if self.foresight.learn():

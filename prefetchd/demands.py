@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from prefetchd.model import NO_IDS, Codes, Demanded, Ids, Mask, Outcome, Ready, Slots, every, some
+from prefetchd.masks import every, some
+from prefetchd.model import NO_IDS, Codes, Demanded, Ids, Mask, Outcome, Ready, Slots
 from prefetchd.staging import READY, Staging
 
 UNPLACED, FAILED = -2, -1

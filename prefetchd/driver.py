@@ -19,7 +19,8 @@ from prefetchd.depth import DepthMeter
 from prefetchd.device import DONE, OP, Arena, Completions, Ops, StorageDevice
 from prefetchd.gate import Gate
 from prefetchd.hostinfo import why_not
-from prefetchd.model import Cancel, Completed, Fill, Ids, IoClass, Mask, Read, Slots, every
+from prefetchd.masks import every
+from prefetchd.model import Cancel, Completed, Fill, Ids, IoClass, Mask, Read, Slots
 from prefetchd.paths import Paths
 from prefetchd.pipeline import WRITE_TAG, Trouble, is_probe, path_of_probe
 from prefetchd.places import locate

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from prefetchd.model import Geometry, Ids, Mask, every
+from prefetchd.masks import every
+from prefetchd.model import Geometry, Ids, Mask
 from prefetchd.staging import READING, Staging
 from prefetchd.tickets import PutTicket, Ticket
 

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from prefetchd.extents import of_path
 from prefetchd.format import Superblock
-from prefetchd.model import NO_IDS, Ids, Mask, every
+from prefetchd.masks import every
+from prefetchd.model import NO_IDS, Ids, Mask
 
 BlockKeys = NDArray[np.void]
 """The key of each block, 16 bytes."""

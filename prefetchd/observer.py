@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from prefetchd.counters import Counters
 from prefetchd.guarded import Guarded
+from prefetchd.masks import every
 from prefetchd.model import (
     NO_IDS,
     Access,
@@ -25,7 +26,6 @@ from prefetchd.model import (
     Slots,
     Used,
     Verdict,
-    every,
 )
 from prefetchd.planner import Planner
 from prefetchd.predictor import Guess

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from prefetchd.model import NO_IDS, Codes, Feedback, Ids, Mask, Scores, Verdict, every
+from prefetchd.masks import every
+from prefetchd.model import NO_IDS, Codes, Feedback, Ids, Mask, Scores, Verdict
 from prefetchd.predictor import Guess
 
 _SOURCES_MAX = 256

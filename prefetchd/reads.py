@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from prefetchd.counters import Counters
-from prefetchd.model import Cancel, Completed, Ids, IoClass, Mask, Read, Slots, every, some
+from prefetchd.masks import every, some
+from prefetchd.model import Cancel, Completed, Ids, IoClass, Mask, Read, Slots
 from prefetchd.planner import Planner
 from prefetchd.read_meter import ReadMeter
 from prefetchd.staging import ABANDONED, READING, READY, Staging

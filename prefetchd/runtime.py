@@ -70,7 +70,6 @@ class Runtime(Attaching, Closing):
         )
         self._closed = False
         self.books = parts.books
-        """Where staged pages are, for whoever may read them without asking; see `used`."""
         self.books.serves[0] = 1
         self.engine.at_end = partial(self.books.serves.fill, 0)
         self.begin()
@@ -166,9 +165,9 @@ class Runtime(Attaching, Closing):
         return ticket
 
     def read_in_place(self, readers: ReadersKind) -> ReadersKind:
-        """From here on these may read staged pages by the books. Returns `readers`."""
+        """From here on these may read staged pages by `books`. Returns `readers`."""
         with self.engine.lock:
-            self._parts.core.staging.parted.readers = readers
+            self._parts.core.staging.readers = readers
         return readers
 
     def used(self, used: Used) -> None:
@@ -188,10 +187,8 @@ class Runtime(Attaching, Closing):
         self.engine.wake()
 
     def hint(self, hint: Hint) -> None:
-        """Say ahead of time what will be needed: PageHint, ChainHint or DoneHint.
-
-        Returns at once; the pump thread guesses and reads while the caller goes on.
-        """
+        """Say ahead of time what will be needed: PageHint, ChainHint or DoneHint. Returns at once;
+        the pump thread guesses and reads while the caller goes on."""
         self.engine.post(Hinted(hint))
 
     def tend(self, seconds: float) -> None:
@@ -244,7 +241,6 @@ class Runtime(Attaching, Closing):
         return self._growing.grow(request)
 
     def _on_ready(self, ready: Ready) -> None:
-        """Called by the engine, under its lock."""
         ticket = self._tickets.pop(ready.ticket)
         self._waits.add(ticket.asked, ready)
         ticket.resolve(ready)

@@ -13,16 +13,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from prefetchd.books import Books, private_books
+from prefetchd.books import Books, Readers, private_books
 from prefetchd.eviction import Eviction
-from prefetchd.line_length import LineLength
-from prefetchd.model import NO_IDS, Codes, Geometry, Ids, IoClass, Mask, Scores, Slots, every, some
-from prefetchd.parted import Parted
+from prefetchd.masks import every, some
+from prefetchd.model import NO_IDS, Codes, Geometry, Ids, IoClass, Mask, Scores, Slots
+from prefetchd.untold import Untold
+from prefetchd.victim_line import VictimLine, worse
 
 FREE, READING, READY, ABANDONED, PARTED = range(5)
 _KEPT_SHARE_MAX = 0.5  # of the slots: what a predictor may ask to hold
 _RESERVE_FEW = 8  # of the slots kept free for demands, prefetches take what is beyond so many
-_VICTIMS_SPARE = 8
+_PARTED_LOOKED_AT = 1024  # at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,19 +33,6 @@ class Evicted:
     pages: Ids
     wasted: Ids
     sources: Codes
-
-
-@dataclass(frozen=True, slots=True)
-class _Came:
-    slots: Slots
-    pages: Ids
-    prefetched: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Gone:
-    slots: Slots
-    pages: Ids
 
 
 NO_CODES: Codes = np.empty(0, np.uint8)
@@ -78,15 +66,18 @@ class Staging:
         self._free_count = slots
         self.reserve = max(min(_RESERVE_FEW, slots // 256), slots // 1024)
         self._spare = 0  # the same for prefetches; none before the first
-        self._queue: Slots = np.empty(0, np.int64)  # victims lined up, worst first
-        self._line = LineLength(slots)
-        self._queue_worth: Scores | None = None  # one a victim, if the policy has an opinion
-        self._untold: list[_Came | _Gone] = []  # not yet shown to the policy
-        self.parted = Parted()
+        self._line = VictimLine(slots)
+        self._untold = Untold()
+        self.readers: Readers | None = None
+        """Who reads by the books."""
+        self._parted = NO_IDS
 
     def held(self, slots: Slots | None = None) -> Mask:
         """Which of these slots (None: of all) somebody reads, or keeps for the store (bool)."""
-        return self.parted.held((self.pins if slots is None else self.pins[slots]) > 0, slots)
+        held: Mask = (self.pins if slots is None else self.pins[slots]) > 0
+        if self.readers is not None:
+            held |= self.readers.reading(slots)
+        return held
 
     def evictable(self) -> Mask:
         """Slots whose page may be thrown out (bool, one a slot), held ones excluded."""
@@ -96,9 +87,9 @@ class Staging:
     @property
     def choosing(self) -> bool:
         """Whether the next `replenish` is to line up victims."""
-        free, left = self._free_count - self.reserve, len(self._queue)
-        stale = free < 0 and self._line.stale(left)
-        return stale or free - self._spare + left < self._line.wanted // 2
+        free, line = self._free_count - self.reserve, self._line
+        stale = free < 0 and line.stale
+        return stale or free - self._spare + len(line) < line.length.wanted // 2
 
     def replenish(self) -> tuple[Evicted, Mask]:
         """Empty the worst slots until what demands and the next prefetches take is free again, and
@@ -109,12 +100,10 @@ class Staging:
         self._reclaim()
         beyond = self._free_count - self.reserve - self._spare
         for_demands, lacking = max(0, self.reserve - self._free_count), max(0, -beyond)
-        self._line.turn()
+        self._line.length.turn()
         if self.choosing:
             self.tell()
-            self._queue = self.eviction.victims(lacking + self._line.wanted, self.evictable())
-            self._line.chosen(len(self._queue))
-            self._queue_worth = self.eviction.worth(self._queue)
+            self._line.choose(self.eviction, lacking, self.evictable())
         if lacking == 0:
             return NONE_EVICTED, NO_MASK
         victims, evicted = self._evict(self._victims(lacking, IoClass.PREFETCH))
@@ -124,12 +113,7 @@ class Staging:
 
     def tell(self) -> None:
         """Show the policy what came and went since the last time: who brought it was in a hurry."""
-        for change in self._untold:
-            if isinstance(change, _Came):
-                self.eviction.inserted(change.slots, change.pages, prefetched=change.prefetched)
-            else:
-                self.eviction.removed(change.slots, change.pages)
-        self._untold.clear()
+        self._untold.tell(self.eviction)
 
     def place(
         self,
@@ -149,8 +133,8 @@ class Staging:
         if io_class == IoClass.PREFETCH:
             self._spare = min(_RESERVE_FEW, self.reserve)
             free = max(0, free - self._spare)
-            if confidence is not None and len(pages) <= free <= self._line.wanted:
-                pages = pages[: self._worthwhile(confidence)]
+            if confidence is not None and len(pages) <= free <= self._line.length.wanted:
+                pages = pages[: self._line.worth_less(confidence)]
         elif io_class != IoClass.DEMAND:
             free = max(0, free - self.reserve)
         if len(pages) <= free:
@@ -158,29 +142,21 @@ class Staging:
         else:
             victims = self._victims(len(pages) - free, io_class)
             if confidence is not None:
-                victims = self._worse(victims, confidence[free:])
+                victims = worse(self.eviction, victims, confidence[free:])
             victims, evicted = self._evict(victims)
             if io_class == IoClass.DEMAND:
                 self.kept[victims] = False
             slots = np.concatenate([self._take_free(free), victims]) if free else victims
-        self._line.took(len(slots))
+        self._line.length.took(len(slots))
         if len(slots):
             self._fill(slots, pages[: len(slots)], io_class, sources)
         return slots, evicted
 
     def has_room(self, count: int) -> bool:
         """Whether so many pages that nobody demands would be placed."""
+        self._reclaim()
         lacking = count - max(0, self._free_count - self.reserve)
         return lacking <= 0 or lacking <= int(np.count_nonzero(self.evictable()))
-
-    def _worthwhile(self, confidence: Scores) -> int:
-        """How many of the first pages are worth more than the next victims."""
-        worth = self._queue_worth
-        if worth is None:
-            return len(confidence)
-        count = min(len(confidence), len(worth))
-        better = confidence[:count] > worth[:count]
-        return len(confidence) if every(better) else int(np.argmin(better))
 
     def _take_free(self, count: int) -> Slots:
         self._free_count -= count
@@ -191,7 +167,7 @@ class Staging:
         far as nobody has begun to read them meanwhile."""
         pages = self.page_of[victims]
         unused = self.fresh[victims]
-        self._untold.append(_Gone(victims, pages))
+        self._untold.gone(victims, pages)
         self.slot_of[pages] = -1
         evicted = Evicted(pages, NO_IDS, NO_CODES)
         if some(unused):
@@ -199,17 +175,22 @@ class Staging:
         return self._unread(victims), evicted
 
     def _unread(self, slots: Slots) -> Slots:
-        """Those of these slots, whose pages have gone, that nobody reads; the others wait."""
-        if (read := self.parted.read(slots)) is None:
+        """Those of these slots, whose pages have gone, that nobody reads by the books. The others
+        are kept apart: nobody can begin to read them now."""
+        if self.readers is None or not some(read := self.readers.reading(slots)):
             return slots
-        self._clear(slots[read])
-        self.state[slots[read]] = PARTED
+        parted = slots[read]
+        self._clear(parted)
+        self.state[parted] = PARTED
+        self._parted = np.concatenate([self._parted, parted])
         return slots[~read]
 
     def _reclaim(self) -> None:
         """Slots that were still read when their pages went, and are no more, are free."""
-        if len(self.parted.slots):
-            self._give_back(self.parted.take())
+        if len(self._parted):
+            looked_at = self._parted[:_PARTED_LOOKED_AT]
+            self._parted = self._parted[_PARTED_LOOKED_AT:]
+            self._give_back(self._unread(looked_at))
 
     def _fill(self, slots: Slots, pages: Ids, io_class: IoClass, sources: Codes | None) -> None:
         self.state[slots] = READING  # before anybody can find the page there
@@ -220,22 +201,12 @@ class Staging:
         self.fresh[slots] = prefetched
         if sources is not None:
             self.source[slots] = sources[: len(slots)]
-        self._untold.append(_Came(slots, pages, prefetched))
+        self._untold.came(slots, pages, prefetched=prefetched)
 
     def _victims(self, count: int, io_class: IoClass) -> Slots:
-        # A few more than needed, since some may have come into use since they were chosen.
-        queue = self._queue[: count + _VICTIMS_SPARE]
-        good = (self.state[queue] == READY) & ~self.held(queue) & ~self.kept[queue]
-        if every(good[:count]):
-            victims: Slots = queue[:count]
-            used = count
-        else:
-            places = np.flatnonzero(good)[:count]
-            victims = queue[places]
-            used = int(places[-1]) + 1 if len(places) else len(queue)
-        self._queue = self._queue[used:]
-        if self._queue_worth is not None:
-            self._queue_worth = self._queue_worth[used:]
+        victims = self._line.take(
+            count, lambda line: (self.state[line] == READY) & ~self.held(line) & ~self.kept[line]
+        )
         if len(victims) < count:
             self.tell()
             allowed = self.evictable()
@@ -245,14 +216,6 @@ class Staging:
             more = self.eviction.victims(count - len(victims), allowed)
             victims = np.concatenate([victims, more])
         return victims
-
-    def _worse(self, victims: Slots, confidence: Scores) -> Slots:
-        """The first of `victims` (worst first) that are worth less than what would replace them."""
-        worth = self.eviction.worth(victims)
-        if worth is None:
-            return victims
-        better = confidence[: len(victims)] > worth
-        return victims if every(better) else victims[: int(np.argmin(better))]
 
     def forget(self, pages: Ids) -> Evicted:
         """Empty the slots of pages that nobody reads, waits for or has on the way."""
@@ -288,7 +251,7 @@ class Staging:
         if not every(held):
             slots, pages = slots[held], pages[held]
         if len(slots):
-            self._untold.append(_Gone(slots, pages))
+            self._untold.gone(slots, pages)
             self.slot_of[pages] = -1
             self._clear(slots)
 
@@ -323,7 +286,7 @@ class Staging:
         assert np.count_nonzero(self.state == FREE) == len(free)
         assert (self.page_of[self.state == FREE] == -1).all()
         assert (self.page_of[self.state == ABANDONED] == -1).all()
-        parted = np.sort(self.parted.slots)
+        parted = np.sort(self._parted)
         assert (self.page_of[parted] == -1).all()
         assert np.array_equal(parted, np.flatnonzero(self.state == PARTED))
         assert (self.pins >= 0).all()

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from prefetchd.model import Access, Geometry, Ids, Scores, Slots, every, some
+from prefetchd.masks import every, some
+from prefetchd.model import Access, Geometry, Ids, Scores, Slots
 from prefetchd.predictor import Guess
 
 UNSEEN_MAX = 64  # demands and guesses; the oldest is dropped first

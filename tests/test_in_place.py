@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -41,11 +43,15 @@ from prefetchd.model import (
 from prefetchd.planner import Planner, PlannerLimits
 from prefetchd.predictors.none import NoPrefetch
 from prefetchd.records import NEVER_NS
-from prefetchd.sidecar import handshake, namespace
+from prefetchd.sidecar import handshake, marks, namespace
+from prefetchd.sidecar.conversation import used_frames
 from prefetchd.sidecar.in_place import InPlace
 from prefetchd.sidecar.marks import IN_ORDER, Marks, Readers, marks_bytes
+from prefetchd.sidecar.protocol import Used as UsedInPlace
 from prefetchd.sidecar.remote import HeldTicket
+from prefetchd.sidecar.wire import Frames, frame, request_of
 from prefetchd.staging import READY, Staging
+from tests.core_bench import Bench
 from tests.runtime_bench import BLOCKS, LAYERS, content, keys
 from tests.sidecar_bench import daemon, in_space
 
@@ -118,10 +124,10 @@ class Machine(RuleBasedStateMachine):
             self.staging, NoPrefetch(GEOMETRY, SLOTS), Planner(PlannerLimits()), CoreLimits()
         )
         self.readers = Meddled(SLOTS)
-        self.staging.parted.readers = self.readers
-        marks = Marks(np.zeros(marks_bytes(SLOTS), np.uint8), SLOTS)
-        self.readers.add(marks)
-        self.client = Delayed(books, marks, GEOMETRY)
+        self.staging.readers = self.readers
+        own = Marks(np.zeros(marks_bytes(SLOTS), np.uint8), SLOTS)
+        self.readers.add(own)
+        self.client = Delayed(books, own, GEOMETRY)
         self.holds = np.full(SLOTS, -1)
         self.reads: list[Read] = []
         self.tickets: set[int] = set()
@@ -230,7 +236,7 @@ class Machine(RuleBasedStateMachine):
         self.end_reads()
         while PlanSoon() in self.handle(Idle()):
             pass
-        assert not len(self.staging.parted.slots)
+        assert not len(self.staging._parted)
 
 
 TestMachine = Machine.TestCase
@@ -416,3 +422,160 @@ def test_a_ticket_is_held_as_often_as_it_is_demanded(tmp_path: Path) -> None:
         second.release()
         kv.stats()
         assert served.runtime().stats().slots_pinned == 0
+
+
+@needs_order
+@pytest.mark.parametrize("end", ["refused", "parted"])
+def test_a_reader_hears_that_its_connection_has_ended(tmp_path: Path, end: str) -> None:
+    with daemon(tmp_path) as served, served.connect() as kv:
+        ids = staged(kv, 2)
+        [connection] = served.server.connections
+        if end == "refused":
+            served.server.later(lambda: connection.refuse("protocol", "a test"))
+        else:
+            space = served.server.namespaces.open["default"]
+            served.server.later(lambda: served.server.part(space, "a test"))
+        served.settle()
+        with kv.demand(ids) as ticket:
+            assert end == "refused" or not isinstance(ticket, HeldTicket)
+        kv._line._flush()
+        kv._line._flush()
+        assert kv._line.breaks == 1
+
+
+@needs_order
+def test_marks_of_a_refused_client_stay_until_it_has_gone(tmp_path: Path) -> None:
+    with daemon(tmp_path) as served, served.connect() as kv:
+        ticket = kv.demand(staged(kv, 2))
+        assert isinstance(ticket, HeldTicket)
+        [connection] = served.server.connections
+        served.server.later(lambda: connection.refuse("protocol", "a test"))
+        served.settle()
+        assert served.runtime().stats().slots_pinned == 2
+        kv.close()
+        served.until(lambda: served.runtime().stats().slots_pinned == 0)
+
+
+@needs_order
+def test_a_busy_daemon_keeps_no_reader_waiting(tmp_path: Path) -> None:
+    with daemon(tmp_path) as served, served.connect() as kv:
+        ids = staged(kv, 4)
+        busy = threading.Event()
+        served.server.later(lambda: (busy.wait(30), None)[1])
+        kv._line.clock = itertools.count(0, 10**6).__next__  # a millisecond later at each look
+        for _ in range(2000):
+            with kv.demand(ids) as ticket:
+                assert isinstance(ticket, HeldTicket)
+        busy.set()
+        assert kv._line.breaks == 0
+        assert kv.uses_dropped > 0
+        served.settle()
+        kv.stats()
+        told = served.runtime().stats().outcomes["retained"] / 4
+        assert told + kv.uses_dropped == 2000
+
+
+@needs_order
+def test_an_event_loop_goes_round_while_staged_pages_are_read(tmp_path: Path) -> None:
+    async def read(address: str) -> int:
+        rounds, reading = 0, True
+
+        async def other() -> None:
+            nonlocal rounds
+            while reading:
+                rounds += 1
+                await asyncio.sleep(0)
+
+        async with await prefetchd.aconnect(address) as kv:
+            ids = kv.pages((await kv.put(keys(3), content(3))).blocks, 2)
+            (await kv.demand(ids)).release()
+            beside = asyncio.create_task(other())
+            for _ in range(50):
+                (await kv.demand(ids)).release()
+            reading = False
+            await beside
+        return rounds
+
+    with daemon(tmp_path) as served:
+        assert asyncio.run(read(served.address)) >= 50
+
+
+@needs_order
+def test_what_makes_no_sense_of_pages_read_is_refused(tmp_path: Path) -> None:
+    def ints(*numbers: int) -> bytes:
+        return np.array(numbers, np.int64).tobytes()
+
+    with daemon(tmp_path) as served, served.connect() as kv:
+        staged(kv, 2)
+        before = kv.stats().outcomes
+        link = kv._link()
+        assert link is not None
+        for pages, counts, requests in (
+            ((0, 0), (2,), (0,)),  # twice in one demand
+            ((0, 3), (1,), (0,)),
+            ((0, 3), (2, 0), (0, 0)),
+            ((0, 3), (3, -1), (0, 0)),
+            ((10**6,), (1,), (0,)),
+            ((0,) * 257, (1,) * 257, (0,) * 257),
+        ):
+            kv._line.send(link, frame(UsedInPlace(ints(*pages), ints(*counts), ints(*requests))))
+        assert kv.stats().outcomes == before
+        kv._line.send(link, frame(UsedInPlace(ints(0, 0, 1), ints(1, 2), ints(5, 6))))
+        assert kv.stats().outcomes["retained"] == before["retained"] + 3
+        with served.connect(in_place=False) as asking:
+            other = asking._link()
+            assert other is not None
+            asking._line.send(other, frame(UsedInPlace(ints(0), ints(1), ints(5))))
+            assert asking.stats().outcomes["retained"] == before["retained"] + 3
+
+
+def test_uses_are_told_in_order_and_in_bounds() -> None:
+    pages, scores = np.arange(3), np.ones(3, np.float32)
+    uses = [(pages, None, n) for n in range(300)] + [(pages, scores, 7), (pages, None, 8)]
+    frames = Frames(1 << 20)
+    frames.feed(used_frames(uses, 600))
+    requests, sizes = [], []
+    for body in frames.whole:
+        message = request_of(body)
+        assert isinstance(message, UsedInPlace)
+        requests += np.frombuffer(message.requests, np.int64).tolist()
+        sizes.append(len(message.counts) // 8)
+    assert requests == [*range(300), 7, 8]
+    assert sizes == [200, 100, 1, 1]
+
+
+class _Once:
+    """Somebody reads a slot when that is asked for the n-th time."""
+
+    def __init__(self, number: int) -> None:
+        self.left = number
+
+    def reading(self, slots: Slots | None) -> Mask:
+        self.left -= 1
+        count = SLOTS if slots is None else len(slots)
+        return np.full(count, self.left == 0)
+
+
+def test_pages_are_not_offered_room_that_somebody_began_to_read() -> None:
+    for number in range(1, 6):
+        bench = Bench(SLOTS, geometry=GEOMETRY)
+        for page in range(SLOTS):
+            bench.stage(page)
+        bench.staging.readers = _Once(number)
+        told = bench.tell(Offered(np.array([4])))
+        assert [kind for kind, *_ in told] in ([], ["fill"])
+        bench.staging.readers = None
+        bench.settle()
+        bench.staging.check()
+        assert not len(bench.staging._parted)
+
+
+@needs_order
+def test_a_fork_of_a_reader_can_read() -> None:
+    marks._LOCK.acquire()
+    child = os.fork()
+    if child == 0:
+        marks.fence()
+        os._exit(0)
+    marks._LOCK.release()
+    assert os.waitpid(child, 0)[1] == 0

@@ -62,7 +62,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 
 def watch(core: Core, note: Record) -> None:
     """From now on tell `note` of every event that `core` handles, and of what came of it."""
-    handle, known, readers = core.handle, core.planner.known, core.staging.parted.readers
+    handle, known, readers = core.handle, core.planner.known, core.staging.readers
     masks: list[Mask] = []
     places: list[Ids] = []
 
@@ -87,7 +87,7 @@ def watch(core: Core, note: Record) -> None:
         return mask
 
     core.planner.known = None if known is None else asked
-    core.staging.parted.readers = None if readers is None else _Readers(reading)
+    core.staging.readers = None if readers is None else _Readers(reading)
     core.handle = watched  # type: ignore[method-assign]
 
 
@@ -104,7 +104,7 @@ def replay(core: Core, entries: Iterable[Entry]) -> int:
             if event.reading is not None:
                 places.extend(event.reading)
                 reading = partial(_reading, places, core.staging.slots)
-                core.staging.parted.readers = _Readers(reading)
+                core.staging.readers = _Readers(reading)
             continue
         came = core.handle(event, now_ns)
         if masks or places or _ENCODER.encode(_plain(came)) != _ENCODER.encode(_plain(commands)):

@@ -25,6 +25,7 @@ from prefetchd.lab.dpu import NO_DPU, Dpu
 from prefetchd.lab.requests import Requests
 from prefetchd.lab.restore_puts import SimulatedPuts
 from prefetchd.lab.virtual import Record, VirtualEngine
+from prefetchd.masks import every
 from prefetchd.model import (
     NO_IDS,
     ChainHint,
@@ -36,7 +37,6 @@ from prefetchd.model import (
     Ready,
     Released,
     Slots,
-    every,
 )
 from prefetchd.staging import READY
 

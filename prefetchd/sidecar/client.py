@@ -229,7 +229,7 @@ class Client(Caller, Closing):
     @property
     def uses_dropped(self) -> int:
         """Demands met in place that the daemon was not told of, since it took nothing."""
-        return self._line.uses_dropped
+        return self._line.notices.dropped
 
     @property
     def away(self) -> str:

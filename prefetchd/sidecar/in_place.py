@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from prefetchd.books import Books
 from prefetchd.lookups import Stamps
-from prefetchd.model import Codes, Geometry, Ids, Outcome, Slots, every
+from prefetchd.masks import every
+from prefetchd.model import Codes, Geometry, Ids, Outcome, Slots
 from prefetchd.sidecar.marks import Marks, fence
 from prefetchd.staging import READY
 

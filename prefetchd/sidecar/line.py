@@ -51,7 +51,7 @@ class Line:
         self._followers = 0
         self._ended = False
         self._comeback = Comeback(path, hello, attached, self._back)
-        self._notices = Notices(self._flush)
+        self.notices = Notices(self._flush)
         self._noted_ns = 0
         self.link: Link | None = None
         self.link = self._comeback.attach(timeout_s)
@@ -78,10 +78,10 @@ class Line:
     def send(self, link: Link, data: bytes) -> None:
         """If it cannot be sent, the line breaks. Takes notices along."""
         with self._send_lock:
-            if self._notices.waiting:
+            if self.notices.waiting:
                 with self.lock:
                     if self.link is link:
-                        data = self._notices.take(link.attachment.welcome.limits.ids) + data
+                        data = self.notices.take(link.attachment.welcome.limits.ids) + data
             try:
                 sent = link.sock.send(data, _SEND_FLAGS)
             except BlockingIOError:
@@ -123,7 +123,7 @@ class Line:
         with self.lock:
             if self.link is not None:
                 self.link.answers.forget(number)
-                self._notices.release(number)
+                self.notices.release(number)
 
     def note(self, link: Link, use: Use) -> None:
         """Pages were read in place: tell the daemon now, or, soon after the last time, with the
@@ -131,7 +131,7 @@ class Line:
         with self.lock:
             if self.link is not link:
                 return
-            self._notices.use(use)
+            self.notices.use(use)
         now_ns = self.clock()
         if now_ns - self._noted_ns >= _NOTES_NS:
             self._noted_ns = now_ns
@@ -148,7 +148,7 @@ class Line:
     def _flush(self) -> None:
         """Send notices that have waited for long enough."""
         with self.lock:
-            due, link = self._notices.look(), self.link
+            due, link = self.notices.look(), self.link
         if due and link is not None:
             self._send_notices(link)
 
@@ -248,7 +248,7 @@ class Line:
             self.breaks += 1
             link.attachment.lost = why
             link.answers.lost(why)
-            self._notices.clear()
+            self.notices.clear()
             self._news.notify_all()
             self._comeback.begin(why, partial(self._discard, link))
 
@@ -268,10 +268,6 @@ class Line:
             while self._reading is link:
                 self._news.wait(TICK_NS / 1e9)
             link.sock.close()
-
-    @property
-    def uses_dropped(self) -> int:
-        return self._notices.dropped
 
     @property
     def away(self) -> str:

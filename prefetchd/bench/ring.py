@@ -31,7 +31,7 @@ from prefetchd.registry import storage_device_class
 
 _CREATE_CHUNK_BYTES = 1 << 24
 _OFFSETS = 1 << 16
-_TRIALS, _TRIAL_S = 3, 0.05
+_TRIALS, _TRIAL_S, _CLEARLY = 5, 0.05, 1.05
 
 
 class BenchError(Exception):
@@ -137,13 +137,17 @@ def best_turn(name: str, file: File, shape: Shape) -> int:
     """How many completions to wait for at a time: too few wake too often, too many let the queue
     run dry, and which is which depends on the medium.
 
-    Tried out before anything is measured, since it takes from what a drive bursts to after a pause;
-    and several times, since the first to try has most of that.
+    A quarter of the queue, unless another is clearly better. Tried out before anything is measured,
+    since it takes from what a drive bursts to after a pause; and several times, since the first to
+    try has most of that.
     """
-    turns = sorted({1, *_parts(shape.depth)})
+    quarter, *others = (max(1, shape.depth // part) for part in (4, 2, 8))
+    turns = [quarter, *others, 1]
     with _loaded(name, file, shape) as (_, load):
         rates = [[load.run(turn, _TRIAL_S) for turn in turns] for _ in range(_TRIALS)]
-    return turns[int(np.median(rates, axis=0).argmax())]
+    medians = np.median(rates, axis=0)
+    medians[0] *= _CLEARLY
+    return turns[int(medians.argmax())]
 
 
 @contextmanager
@@ -173,10 +177,6 @@ def _load(device: StorageDevice, file: File, shape: Shape) -> _Load:
     ops["kind"] = READ
     ops["offset"] = offsets[: shape.depth]
     return _Load(device, file, shape, ops, offsets)
-
-
-def _parts(depth: int) -> list[int]:
-    return [max(1, depth // part) for part in (8, 4, 2)]
 
 
 class _Load:

@@ -19,6 +19,7 @@ from prefetchd.bench.output import Outputs
 from prefetchd.bench.ring import (
     Rate,
     Shape,
+    best_turn,
     check_shapes,
     create_file,
     has_fio,
@@ -219,13 +220,14 @@ def _measure(
     rates: dict[tuple[Shape, str], list[Rate]] = {}
     names: dict[str, str] = {_FIO: "io_uring, fixed buffers, fixed files"}
     for shape in shapes:
+        turns = {engine: best_turn(engine, file, shape) for engine in engines if engine != _FIO}
         for number in range(rounds):
             for engine in engines if number % 2 == 0 else reversed(engines):
                 time.sleep(idle_s)
                 if engine == _FIO:
                     rate = run_fio(Path(file.path), shape, seconds)
                 else:
-                    rate, names[engine] = run_device(engine, file, shape, seconds)
+                    rate, names[engine] = run_device(engine, file, shape, seconds, turns[engine])
                 rates.setdefault((shape, engine), []).append(rate)
                 progress.advance(task)
     return [_row(shape, engine, names[engine], rates) for shape in shapes for engine in engines]

@@ -14,7 +14,8 @@ import shutil
 import stat
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from prefetchd.registry import storage_device_class
 
 _CREATE_CHUNK_BYTES = 1 << 24
 _OFFSETS = 1 << 16
-_TRIAL_S = 0.1
+_TRIALS, _TRIAL_S, _CLEARLY = 5, 0.05, 1.05
 
 
 class BenchError(Exception):
@@ -120,12 +121,41 @@ def _check_file(
             )
 
 
-def run_device(name: str, file: File, shape: Shape, seconds: float) -> tuple[Rate, str]:
-    """Keep a device's queue full of random reads for a while; its rate and what it really was."""
+def run_device(
+    name: str, file: File, shape: Shape, seconds: float, turn: int = 1
+) -> tuple[Rate, str]:
+    """Keep a device's queue full of random reads for a while, waiting for `turn` completions at a
+    time; its rate and what it really was."""
+    with _loaded(name, file, shape) as (device, load):
+        cpu_s = time.process_time()
+        operations_s = load.run(turn, seconds)
+        cpu_s = time.process_time() - cpu_s
+        return Rate(operations_s, cpu_s / max(1, load.done) * 1e6), device.engine
+
+
+def best_turn(name: str, file: File, shape: Shape) -> int:
+    """How many completions to wait for at a time: too few wake too often, too many let the queue
+    run dry, and which is which depends on the medium.
+
+    A quarter of the queue, unless another is clearly better. Tried out before anything is measured,
+    since it takes from what a drive bursts to after a pause; and several times, since the first to
+    try has most of that.
+    """
+    quarter, *others = (max(1, shape.depth // part) for part in (4, 2, 8))
+    turns = [quarter, *others, 1]
+    with _loaded(name, file, shape) as (_, load):
+        rates = [[load.run(turn, _TRIAL_S) for turn in turns] for _ in range(_TRIALS)]
+    medians = np.median(rates, axis=0)
+    medians[0] *= _CLEARLY
+    return turns[int(medians.argmax())]
+
+
+@contextmanager
+def _loaded(name: str, file: File, shape: Shape) -> Iterator[tuple[StorageDevice, _Load]]:
     arena = aligned_arena(shape.depth * shape.block_bytes, max(4096, file.alignment_bytes))
     device = _open(name, file, arena, shape.depth)
     try:
-        return _drive(device, file, shape, seconds), device.engine
+        yield device, _load(device, file, shape)
     finally:
         device.close()
 
@@ -136,7 +166,7 @@ def _open(name: str, file: File, arena: np.ndarray, depth: int) -> StorageDevice
     return storage_device_class(name)([file], arena, depth)
 
 
-def _drive(device: StorageDevice, file: File, shape: Shape, seconds: float) -> Rate:
+def _load(device: StorageDevice, file: File, shape: Shape) -> _Load:
     blocks = file.size_bytes // shape.block_bytes
     random = np.random.Generator(np.random.SFC64(2))
     offsets = random.integers(0, blocks, _OFFSETS) * shape.block_bytes
@@ -146,19 +176,7 @@ def _drive(device: StorageDevice, file: File, shape: Shape, seconds: float) -> R
     ops["length"] = shape.block_bytes
     ops["kind"] = READ
     ops["offset"] = offsets[: shape.depth]
-    load = _Load(device, file, shape, ops, offsets)
-    # How many completions to wait for at a time is tried out first: too few wake too often, too
-    # many let the queue run dry, and which is which depends on the medium.
-    trials = {wanted: load.run(wanted, _TRIAL_S) for wanted in sorted({1, *_parts(shape.depth)})}
-    wanted = max(trials, key=lambda count: trials[count])
-    cpu_s, before = time.process_time(), load.done
-    operations_s = load.run(wanted, seconds)
-    cpu_s = time.process_time() - cpu_s
-    return Rate(operations_s, cpu_s / max(1, load.done - before) * 1e6)
-
-
-def _parts(depth: int) -> list[int]:
-    return [max(1, depth // part) for part in (8, 4, 2)]
+    return _Load(device, file, shape, ops, offsets)
 
 
 class _Load:

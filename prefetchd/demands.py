@@ -20,7 +20,9 @@ from prefetchd.staging import READY, Staging
 UNPLACED, FAILED = -2, -1
 # Beside an array numpy takes ten times as long for a member of an enumeration.
 TIMELY, LATE, MISS = np.uint8(Outcome.TIMELY), np.uint8(Outcome.LATE), np.uint8(Outcome.MISS)
-_ORDER_BITS = 32  # in the index the order of a demand stands above the place of its page
+# In the index the order of a demand stands above the place of its page: for the most slots that
+# there may be, and for 2^39 demands, one every 20 us for four months.
+_ORDER_BITS = 24
 
 
 @dataclass(slots=True)

@@ -58,6 +58,7 @@ class Far:
         group = layer // self._width
         for number in (group, group + 1):
             self._ask(number)
+        self._runtime.tend(0)
         ticket = self._arrived(self._groups[group], layer)
         slots: Slots = ticket.slots.reshape(self.count, -1)[:, layer - group * self._width]
         return slots

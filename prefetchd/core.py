@@ -40,6 +40,7 @@ from prefetchd.demands import LATE, MISS, TIMELY, UNPLACED, Demand, Demands
 from prefetchd.fills import Fills
 from prefetchd.foresight import Foresight
 from prefetchd.guarded import Guarded
+from prefetchd.leaving import Leaving
 from prefetchd.limits import CoreLimits
 from prefetchd.model import (
     NO_IDS,
@@ -81,6 +82,7 @@ class Core:
         self._observer = Observer(staging, guarded, planner)
         self.demands = Demands(staging, limits.tickets_max, retain=limits.retain)
         self.foresight = Foresight(staging, guarded, planner, self._observer, limits.candidates)
+        self._leaving = Leaving(staging)
         self.reads = Reads(staging, planner, self._observer.counters, limits.read_timeout_ns)
         self.counters = self._observer.counters
         slots_max = int(limits.filled_share_max * staging.slots)
@@ -189,7 +191,7 @@ class Core:
 
     def _released(self, event: Released, now_ns: int) -> list[Command]:
         leaving, answer = self.demands.close(event.ticket)
-        self.staging.drop(leaving[::-1])  # so that they are taken again in the same order
+        self._leaving.drop(leaving)
         served = self._serve(now_ns) if self.demands.waiting else []
         return served if answer is None else [answer, *served]
 
@@ -197,7 +199,8 @@ class Core:
 
     def _completed(self, event: Completed, now_ns: int) -> list[Command]:
         slots, verified = self.reads.end(event, now_ns)
-        self.demands.arrived(slots[verified])
+        self.demands.arrived(come := slots[verified])
+        self._leaving.arrived(come)
         commands = [] if every(verified) else self._failed(slots[~verified], now_ns)
         more = [PlanSoon()] if self.foresight.used_up else []
         return [*commands, *self._serve(now_ns), *self._issue(now_ns), *more]

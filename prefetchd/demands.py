@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from prefetchd.model import NO_IDS, Codes, Demanded, Ids, Mask, Outcome, Ready, Slots, every
+from prefetchd.model import NO_IDS, Codes, Demanded, Ids, Mask, Outcome, Ready, Slots, every, some
 from prefetchd.staging import READING, READY, Staging
 
 UNPLACED, FAILED = -2, -1
@@ -46,7 +46,8 @@ class Demands:
         self._open: dict[int, Demand] = {}
         self.waiting: dict[int, Demand] = {}
         self._lacking: dict[int, Demand] = {}  # those of them with pages UNPLACED, oldest first
-        self._waiters: dict[int, tuple[int, ...]] = {}  # of each slot on its way, by number
+        self._waiter = np.full(staging.slots, -1, np.int64)  # of each slot on its way, by number
+        self._others: dict[int, list[int]] = {}  # of slots that several wait for
         self._due: dict[int, None] = {}  # numbers of those with news since `complete`
         self._opened = 0
 
@@ -106,19 +107,26 @@ class Demands:
         on_the_way: Slots = slots[self._staging.state[slots] == READING]
         if len(on_the_way) < len(slots):
             self._due[demand.number] = None
-        waiters, alone, coming = self._waiters, (demand.number,), on_the_way.tolist()
-        if waiters.keys().isdisjoint(coming):
-            waiters.update(dict.fromkeys(coming, alone))
-        else:
-            waiters.update({slot: waiters.get(slot, ()) + alone for slot in coming})
+        awaited = self._waiter[on_the_way] >= 0
+        if some(awaited):
+            for slot in on_the_way[awaited].tolist():
+                self._others.setdefault(slot, []).append(demand.number)
+            on_the_way = on_the_way[~awaited]
+        self._waiter[on_the_way] = demand.number
 
     def arrived(self, slots: Slots) -> None:
         """These slots have become readable: whoever waits for them has news."""
-        if self._waiters:
-            self._due.update(dict.fromkeys(self._waiting_for(slots)))
+        self._due.update(dict.fromkeys(self._waiting_for(slots)))
 
     def _waiting_for(self, slots: Slots) -> list[int]:
-        return [number for slot in slots.tolist() for number in self._waiters.pop(slot, ())]
+        first = self._waiter[slots]
+        self._waiter[slots] = -1
+        numbers = dict.fromkeys(first.tolist())
+        numbers.pop(-1, None)
+        if self._others:
+            for slot in slots.tolist():
+                numbers.update(dict.fromkeys(self._others.pop(slot, ())))
+        return list(numbers)
 
     def lacking(self) -> Demand | None:
         """The oldest waiting demand that has no slots for some of its pages."""
@@ -180,7 +188,7 @@ class Demands:
 
     def lose(self, slots: Slots) -> None:
         """The pages of these slots cannot be had."""
-        for number in dict.fromkeys(self._waiting_for(slots)):
+        for number in self._waiting_for(slots):
             if number in self.waiting:
                 demand = self.waiting[number]
                 demand.slots[np.isin(demand.slots, slots)] = FAILED

@@ -13,10 +13,13 @@ that cannot be had is an error before it is a token.
 from __future__ import annotations
 
 import warnings
+from concurrent.futures import Future
+from functools import partial
 
 import numpy as np
 import torch
 
+from prefetchd.adapters.copying import Copier
 from prefetchd.adapters.measuring import Meter
 from prefetchd.adapters.pages import KvLost, Shape
 from prefetchd.model import NO_IDS, Ids, PageHint, Scores, Slots
@@ -31,7 +34,7 @@ class Far:
     """`blocks` and `stamps`: where the sealed blocks of the sequence are, in order; the first
     `sink_blocks` are never asked for here."""
 
-    def __init__(self, runtime: Runtime, shape: Shape, sink_blocks: int) -> None:
+    def __init__(self, runtime: Runtime, shape: Shape, sink_blocks: int, copier: Copier) -> None:
         self.blocks: Ids = NO_IDS
         self.stamps: Ids = NO_IDS
         self.count = 0
@@ -48,26 +51,48 @@ class Far:
             self._slot_rows, self._first_rows = 2, np.array([[0], [1]])
         self._width = 1  # layers of a demand in this pass
         self._groups: dict[int, Ticket] = {}
+        self._copier = copier
+        self._copying: Future[None] | None = None  # the next layer's pages
+        self._copied: object = None  # which layer's, and where to
 
     # --- passes that read everything ---
 
-    def all_of(self, layer: int) -> Slots:
-        """Where a layer's far blocks are, in order, until `passed`. Raises KvLost, ValueError."""
+    def read(self, layer: int, into: torch.Tensor, following: torch.Tensor | None) -> None:
+        """Copy a layer's far pages to `into`, [key or value, token, head, dimension], and begin to
+        copy the next one's to `following`, if they have come. Raises KvLost, ValueError."""
         if not self._groups:
             self._width = self._layers_at_once()
-        group = layer // self._width
-        for number in (group, group + 1):
-            self._ask(number)
         self._runtime.tend(0)
+        if self._copied_all() != (layer, into.data_ptr(), into.shape):
+            self._ask(layer // self._width)
+            self.gather(self._slots_of(layer), into)
+        group, last = layer // self._width, self._shape.layers - 1
+        if layer == last or (layer + 1) % self._width == 0:
+            self._groups.pop(group).release()
+        for number in ((layer + 1) // self._width, (layer + 1) // self._width + 1):
+            self._ask(number)
+        if following is not None and layer < last:
+            self._begin(layer + 1, following)
+
+    def _begin(self, layer: int, into: torch.Tensor) -> None:
+        if self._groups[layer // self._width].done:
+            slots = self._slots_of(layer)
+            self._copying = self._copier.begin(partial(self.gather, slots, into))
+            self._copied = layer, into.data_ptr(), into.shape
+
+    def _copied_all(self) -> object:
+        """Wait for the copy that has begun, which reads slots; which it was."""
+        copying, self._copying = self._copying, None
+        if copying is None:
+            return None
+        copying.result()
+        return self._copied
+
+    def _slots_of(self, layer: int) -> Slots:
+        group = layer // self._width
         ticket = self._arrived(self._groups[group], layer)
         slots: Slots = ticket.slots.reshape(self.count, -1)[:, layer - group * self._width]
         return slots
-
-    def passed(self, layer: int) -> None:
-        """A layer's pages have been copied."""
-        group = layer // self._width
-        if layer + 1 == min((group + 1) * self._width, self._shape.layers):
-            self._groups.pop(group).release()
 
     def ask_first(self) -> None:
         """Another pass over everything will follow."""
@@ -155,6 +180,7 @@ class Far:
 
     def release(self) -> None:
         """Give back what is held; the sequence may go on."""
+        self._copied_all()
         for ticket in self._groups.values():
             ticket.release()
         self._groups.clear()

@@ -20,6 +20,7 @@ import torch
 from transformers import PreTrainedModel
 
 from prefetchd.adapters.caches import StoredCache, check_alone, tokens_of
+from prefetchd.adapters.copying import Copier
 from prefetchd.adapters.measuring import Meter
 from prefetchd.adapters.models import layout_of, rotation_of, shape_of
 from prefetchd.adapters.paged import PagedSequence
@@ -49,6 +50,7 @@ class ModelStore(Closing):
         self.layout = layout
         self._shape = shape_of(model)
         self._queries: Queries | None = None
+        self._copier = Copier()
         self._current: PagedSequence | None = None  # whose pass it is, or was
         self._hooks = [
             model.register_forward_pre_hook(self._begins, with_kwargs=True),
@@ -71,7 +73,9 @@ class ModelStore(Closing):
             self._queries = self._queries or Queries(
                 self.model, rotation_of(self.model), self._told
             )
-        sequence = PagedSequence(self.runtime, self._shape, keys, selector=selector, **paging)
+        sequence = PagedSequence(
+            self.runtime, self._shape, keys, self._copier, selector=selector, **paging
+        )
         if prompt is not None:
             sequence.restore(prompt.reshape(-1).tolist())
         return StoredCache(sequence)
@@ -138,6 +142,7 @@ class ModelStore(Closing):
 
     def close(self) -> None:
         self._unhook()
+        self._copier.close()
         self.runtime.close()
 
     def _unhook(self) -> None:

@@ -43,12 +43,7 @@ class Far:
         self._runtime = runtime
         self._shape = shape
         self._sinks = sink_blocks
-        staged = _staged(runtime, shape)
-        self._halves = [staged[:, 0], staged[:, 1]]
-        self._slot_rows, self._first_rows = 1, np.zeros((2, 1), np.int64)
-        if staged.is_contiguous():  # rows of one array are copied several times faster
-            self._halves = [staged.flatten(0, 1)] * 2
-            self._slot_rows, self._first_rows = 2, np.array([[0], [1]])
+        self._staged = _staged(runtime, shape)
         self._width = 1  # layers of a demand in this pass
         self._groups: dict[int, Ticket] = {}
         self._copier = copier
@@ -58,7 +53,7 @@ class Far:
     # --- passes that read everything ---
 
     def read(self, layer: int, into: torch.Tensor, following: torch.Tensor | None) -> None:
-        """Copy a layer's far pages to `into`, [key or value, token, head, dimension], and begin to
+        """Copy a layer's far pages to `into`, [key or value, head, token, dimension], and begin to
         copy the next one's to `following`, if they have come. Raises KvLost, ValueError."""
         if not self._groups:
             self._width = self._layers_at_once()
@@ -145,13 +140,12 @@ class Far:
     # --- bytes ---
 
     def gather(self, slots: Slots, into: torch.Tensor) -> None:
-        """Copy pages to [key or value, token, head, dimension], one block after another."""
-        rows = torch.from_numpy(slots * self._slot_rows + self._first_rows)
-        for half, source in enumerate(self._halves):
-            torch.index_select(source, 0, rows[half], out=into[half].view(len(slots), -1))
+        """Copy pages to [key or value, head, token, dimension], one block after another."""
+        blocks = into.unflatten(2, (len(slots), -1)).flatten(3).flatten(0, 1)
+        torch.index_select(self._staged, 1, torch.from_numpy(slots), out=blocks)
 
     def read_block(self, place: int) -> list[torch.Tensor]:
-        """A block by layers, [key or value, token, head, dimension] each. Raises KvLost."""
+        """A block by layers, [key or value, head, token, dimension] each. Raises KvLost."""
         shape = self._shape
         pages = self.blocks[place] * shape.layers + np.arange(shape.layers)
         stamps = np.full(len(pages), self.stamps[place])
@@ -187,9 +181,9 @@ class Far:
 
 
 def _staged(runtime: Runtime, shape: Shape) -> torch.Tensor:
-    """Staging as tensors, in place: [slot, key or value, numbers]."""
+    """Staging in place, [key or value and head, slot, numbers]."""
     with warnings.catch_warnings():
         # The array cannot be written to, and nobody does: torch has no word for that.
         warnings.simplefilter("ignore", UserWarning)
         raw = torch.from_numpy(runtime.staged)
-    return raw.view(shape.dtype).view(len(raw), 2, -1)
+    return raw.view(shape.dtype).view(len(raw), 2 * shape.heads, -1).transpose(0, 1)

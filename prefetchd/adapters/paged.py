@@ -71,22 +71,22 @@ class PagedSequence:
         full, middle = self._assembled(layer, far.count)
         if far.count:
             # Choosing layers need no copy ahead, and which of them will choose is not known here.
-            ahead = None if self.selector else self._room(layer + 1, full.shape[1])[:, middle]
-            far.read(layer, full[:, middle], ahead)
+            ahead = None if self.selector else self._room(layer + 1, full.shape[2])[:, :, middle]
+            far.read(layer, full[:, :, middle], ahead)
         if self.selector and (known := self.selector.known(layer)) < far.count:
             blocks = slice(self._sinks + known, self._sinks + far.count)
             self.selector.add(layer, self._blocks(full[0])[:, blocks])
         self._passed(layer)
-        return full[0].transpose(0, 1), full[1].transpose(0, 1)
+        return full[0], full[1]
 
     def chosen(self, layer: int) -> Pair:
         """The same of sinks, chosen far blocks and the newest tokens, for a single new one."""
         assert self.selector is not None
         with self.far.choose(layer, *self.selector.choose(layer)) as ticket:
             full, middle = self._assembled(layer, len(ticket.slots))
-            self.far.gather(ticket.slots, full[:, middle])
+            self.far.gather(ticket.slots, full[:, :, middle])
         self._passed(layer)
-        return full[0].transpose(0, 1), full[1].transpose(0, 1)
+        return full[0], full[1]
 
     def ready(self, layer: int) -> bool:
         """Whether this layer's far blocks are summed up, so that they can be chosen from."""
@@ -98,29 +98,28 @@ class PagedSequence:
             self.far.hint(layer, *self.selector.foresee(layer, query))
 
     def _assembled(self, layer: int, far_blocks: int) -> tuple[torch.Tensor, slice]:
-        """[key or value, token, head, dimension]: sinks, room for far blocks, the newest tokens;
+        """[key or value, head, token, dimension]: sinks, room for far blocks, the newest tokens;
         and where that room is."""
         sinks, recent = self.near.sinks(layer), self.near.recent(layer)
-        start = sinks.shape[1]
+        start = sinks.shape[2]
         end = start + far_blocks * self.shape.block_tokens
-        full = self._room(layer, end + recent.shape[1])
-        full[:, :start] = sinks
-        full[:, end:] = recent
+        full = self._room(layer, end + recent.shape[2])
+        full[:, :, :start] = sinks
+        full[:, :, end:] = recent
         return full, slice(start, end)
 
     def _room(self, layer: int, tokens: int) -> torch.Tensor:
         """A layer's is not that of the next one, which may be copied meanwhile."""
         room = self._rooms[layer % 2]
-        if room.shape[1] < tokens:
+        if room.shape[2] < tokens:
             size = self.shape.block_tokens
             room = self._rooms[layer % 2] = self.shape.room(-(-tokens // size) * size)
-        return room[:, :tokens]
+        return room[:, :, :tokens]
 
     def _blocks(self, tokens: torch.Tensor) -> torch.Tensor:
-        """[head, block, token, dimension] of the whole blocks of [token, head, dimension]."""
+        """[head, block, token, dimension] of the whole blocks of [head, token, dimension]."""
         size = self.shape.block_tokens
-        whole = tokens[: len(tokens) // size * size]
-        return whole.unflatten(0, (-1, size)).permute(2, 0, 1, 3)
+        return tokens[:, : tokens.shape[1] // size * size].unflatten(1, (-1, size))
 
     def _passed(self, layer: int) -> None:
         if layer < self.shape.layers - 1:

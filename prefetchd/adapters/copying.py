@@ -18,15 +18,16 @@ class Copier:
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(1, "prefetchd-copy")
 
-    def begin(self, copy: Callable[[], None]) -> Future[None]:
+    def begin(self, copy: Callable[[], bool]) -> Future[bool]:
+        """`copy` tells whether it has been made."""
         return self._threads.submit(_made, copy)
 
     def close(self) -> None:
         self._threads.shutdown()
 
 
-def _made(copy: Callable[[], None]) -> None:
+def _made(copy: Callable[[], bool]) -> bool:
     # Whether a caller's tensors may be written to outside this mode depends on where they were
     # made, within it on nothing.
     with torch.inference_mode():
-        copy()
+        return copy()

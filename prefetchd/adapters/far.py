@@ -47,7 +47,7 @@ class Far:
         self._width = 1  # layers of a demand in this pass
         self._groups: dict[int, Ticket] = {}
         self._copier = copier
-        self._copying: Future[None] | None = None  # the next layer's pages
+        self._copying: Future[bool] | None = None  # the next layer's pages
         self._copied: object = None  # which layer's, and where to
 
     # --- passes that read everything ---
@@ -60,41 +60,47 @@ class Far:
         self._runtime.tend(0)
         if self._copied_all() != (layer, into.data_ptr(), into.shape):
             self._ask(layer // self._width)
-            self.gather(self._slots_of(layer), into)
-        group, last = layer // self._width, self._shape.layers - 1
-        if layer == last or (layer + 1) % self._width == 0:
-            self._groups.pop(group).release()
+            self.gather(self._slots_of(self._arrived(self._group(layer), layer), layer), into)
+        if layer + 1 == self._shape.layers or (layer + 1) % self._width == 0:
+            self._groups.pop(layer // self._width).release()
         for number in ((layer + 1) // self._width, (layer + 1) // self._width + 1):
             self._ask(number)
-        if following is not None and layer < last:
+        if following is not None and layer + 1 < self._shape.layers and self._group(layer + 1).done:
             self._begin(layer + 1, following)
 
+    def _group(self, layer: int) -> Ticket:
+        return self._groups[layer // self._width]
+
     def _begin(self, layer: int, into: torch.Tensor) -> None:
-        if self._groups[layer // self._width].done:
-            slots = self._slots_of(layer)
-            self._copying = self._copier.begin(partial(self.gather, slots, into))
-            self._copied = layer, into.data_ptr(), into.shape
+        """Let a layer's pages be copied as soon as they have come."""
+        self._copying = self._copier.begin(partial(self._copy, self._group(layer), layer, into))
+        self._copied = layer, into.data_ptr(), into.shape
+
+    def _copy(self, ticket: Ticket, layer: int, into: torch.Tensor) -> bool:
+        """In the copier's thread. What is missing is told by the other one."""
+        if ticket.missing.any():
+            return False
+        self.gather(self._slots_of(ticket, layer), into)
+        return True
 
     def _copied_all(self) -> object:
-        """Wait for the copy that has begun, which reads slots; which it was."""
+        """Wait for the copy that has begun, which reads slots; which it was, if it was made."""
         copying, self._copying = self._copying, None
-        if copying is None:
-            return None
-        copying.result()
-        return self._copied
+        made = copying is not None and copying.result()
+        return self._copied if made else None
 
-    def _slots_of(self, layer: int) -> Slots:
-        group = layer // self._width
-        ticket = self._arrived(self._groups[group], layer)
-        slots: Slots = ticket.slots.reshape(self.count, -1)[:, layer - group * self._width]
+    def _slots_of(self, ticket: Ticket, layer: int) -> Slots:
+        slots: Slots = ticket.slots.reshape(self.count, -1)[:, layer % self._width]
         return slots
 
-    def ask_first(self) -> None:
-        """Another pass over everything will follow."""
+    def ask_first(self, into: torch.Tensor) -> None:
+        """Another pass over everything will follow: the first layer is probably read to `into`."""
         self.release()
         if self.count:
             self._width = self._layers_at_once()
-            self._ask(0)
+            for number in (0, 1):
+                self._ask(number)
+            self._begin(0, into)
 
     def _layers_at_once(self) -> int:
         slots = self._runtime.slots

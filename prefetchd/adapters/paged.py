@@ -71,7 +71,7 @@ class PagedSequence:
         full, middle = self._assembled(layer, far.count)
         if far.count:
             # Choosing layers need no copy ahead, and which of them will choose is not known here.
-            ahead = None if self.selector else self._room(layer + 1, full.shape[2])[:, :, middle]
+            ahead = None if self.selector else self._room(1, full.shape[2])[:, :, middle]
             far.read(layer, full[:, :, middle], ahead)
         if self.selector and (known := self.selector.known(layer)) < far.count:
             blocks = slice(self._sinks + known, self._sinks + far.count)
@@ -100,20 +100,24 @@ class PagedSequence:
     def _assembled(self, layer: int, far_blocks: int) -> tuple[torch.Tensor, slice]:
         """[key or value, head, token, dimension]: sinks, room for far blocks, the newest tokens;
         and where that room is."""
-        sinks, recent = self.near.sinks(layer), self.near.recent(layer)
-        start = sinks.shape[2]
-        end = start + far_blocks * self.shape.block_tokens
-        full = self._room(layer, end + recent.shape[2])
-        full[:, :, :start] = sinks
-        full[:, :, end:] = recent
-        return full, slice(start, end)
+        self._rooms.reverse()
+        middle = self._middle(layer, far_blocks)
+        recent = self.near.recent(layer)
+        full = self._room(0, middle.stop + recent.shape[2])
+        full[:, :, : middle.start] = self.near.sinks(layer)
+        full[:, :, middle.stop :] = recent
+        return full, middle
 
-    def _room(self, layer: int, tokens: int) -> torch.Tensor:
-        """A layer's is not that of the next one, which may be copied meanwhile."""
-        room = self._rooms[layer % 2]
+    def _middle(self, layer: int, far_blocks: int) -> slice:
+        start = self.near.sinks(layer).shape[2]
+        return slice(start, start + far_blocks * self.shape.block_tokens)
+
+    def _room(self, turn: int, tokens: int) -> torch.Tensor:
+        """0: of the layer that is being read; 1: of the next one, which is copied meanwhile."""
+        room = self._rooms[turn]
         if room.shape[2] < tokens:
             size = self.shape.block_tokens
-            room = self._rooms[layer % 2] = self.shape.room(-(-tokens // size) * size)
+            room = self._rooms[turn] = self.shape.room(-(-tokens // size) * size)
         return room[:, :, :tokens]
 
     def _blocks(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -126,7 +130,9 @@ class PagedSequence:
             return
         self._seal()
         if self.selector is None:
-            self.far.ask_first()
+            middle = self._middle(0, self.far.count)
+            tokens = middle.stop + self.length() + 1 - self.near.base
+            self.far.ask_first(self._room(1, tokens)[:, :, middle])
         else:
             self.far.release()
 

@@ -37,8 +37,10 @@ __all__ = ["KvLost", "Meter", "ModelStore", "Sparse", "StoredCache", "layout_of"
 
 PREFILL_TOKENS = 64
 """Tokens of a prompt computed at once: what is not stored yet is held in memory."""
-WRITE_BUFFERS = 4
+WRITE_BUFFERS = 2
 """Blocks on their way to the store at once; each is a whole block in memory."""
+DEPTH = 256
+"""Reads in flight: those of three layers of 4,000 tokens, so that they are begun with one call."""
 
 
 class ModelStore(Closing):
@@ -170,6 +172,7 @@ def open(  # noqa: A001  (reads best with the module's name before it)
         options = Options(
             staging_bytes=pages * layout.page_bytes,
             write_buffers=WRITE_BUFFERS,
+            depth=DEPTH,
             predictor="attention",
         )
     return ModelStore(model, open_runtime(path, layout, blocks=blocks, options=options), layout)

@@ -2,9 +2,8 @@
 
     handle(event, now_ns) -> commands
 
-It does no I/O, reads no clock, starts no thread and draws no random number, so the same core runs
-behind a real drive and in a simulator, and a log of its events can be replayed. A driver executes
-the commands and reports back with events.
+No I/O, no clock, no thread, no random number: so the same core runs behind a real drive and in a
+simulator, and a log of its events can be replayed. A driver carries the commands out.
 
 *Demand.* Pages are looked up in the staging map and pinned. Readable ones are answered at once.
 Absent ones get slots (clean pages make room) and are read with the highest class; those whose
@@ -16,17 +15,15 @@ come. A page that could not be had has slot -1: a failure is a miss, never wrong
 *Prefetch.* A hint is turned into reads at once. Demands reach the predictor and the eviction
 policy later, when nothing urgent waits (`Idle`), in the order they came: neither a demand nor a
 hint pays for learning. Then the reserve of free slots is made good, too. A new plan replaces what
-is left of the old one, so a queued prefetch never outlives its reason, and none is started while a
-demand waits.
+is left of the old one, and none is started while a demand waits.
 
 *Failure.* A demanded read that fails is retried once, then answered as a miss. A read that does
 not end in time is abandoned: its slot stays the device's until the completion does come, so that
 no slot is ever shared (law 2). Completions carry the slot's generation.
-
 *Pages that callers bring* take slots that no demand lacks, and keep them until the store has them.
 
-State is changed only in here; arrays in events and commands are never written to afterwards;
-nothing iterates a set; ties break by the order of the caller's arrays.
+Arrays in events and commands are never written to afterwards; nothing iterates a set; ties break
+by the order of the caller's arrays.
 """
 
 from __future__ import annotations
@@ -37,6 +34,7 @@ from prefetchd.demands import LATE, MISS, TIMELY, UNPLACED, Demand, Demands
 from prefetchd.fills import Fills
 from prefetchd.foresight import Foresight
 from prefetchd.guarded import Guarded
+from prefetchd.leaving import Leaving
 from prefetchd.limits import CoreLimits
 from prefetchd.masks import every, some
 from prefetchd.model import (
@@ -77,6 +75,7 @@ class Core:
         self._observer = Observer(staging, guarded, planner)
         self.demands = Demands(staging, limits.tickets_max, retain=limits.retain)
         self.foresight = Foresight(staging, guarded, planner, self._observer, limits.candidates)
+        self._leaving = Leaving(staging)
         self.reads = Reads(staging, planner, self._observer.counters, limits.read_timeout_ns)
         self.counters = self._observer.counters
         slots_max = int(limits.filled_share_max * staging.slots)
@@ -88,7 +87,7 @@ class Core:
         return self.reads.in_flight
 
     @property
-    def unanswered(self) -> int:
+    def unanswered(self) -> int:  # demands
         return len(self.demands.waiting)
 
     def handle(self, event: Event, now_ns: int) -> list[Command]:
@@ -193,7 +192,7 @@ class Core:
 
     def _released(self, event: Released, now_ns: int) -> list[Command]:
         leaving, answer = self.demands.close(event.ticket)
-        self.staging.drop(leaving[::-1])  # so that they are taken again in the same order
+        self._leaving.drop(leaving)
         served = self._serve(now_ns) if self.demands.waiting else []
         return served if answer is None else [answer, *served]
 
@@ -201,7 +200,8 @@ class Core:
 
     def _completed(self, event: Completed, now_ns: int) -> list[Command]:
         slots, verified = self.reads.end(event, now_ns)
-        self.demands.arrived(slots[verified])
+        self.demands.arrived(come := slots[verified])
+        self._leaving.arrived(come)
         commands = [] if every(verified) else self._failed(slots[~verified], now_ns)
         more = [PlanSoon()] if self.foresight.used_up else []
         return [*commands, *self._serve(now_ns), *self._issue(now_ns), *more]

@@ -190,6 +190,8 @@ class Engine:
 
     def tend(self, until_ns: int) -> None:
         """Give the engine this thread until then, on `clock`."""
+        if self.driver.queued:
+            self.collect()  # or the device would have nothing to do until the next demand
         self._tending.until(until_ns)
 
     def wake(self) -> None:

@@ -149,6 +149,7 @@ class Staging:
             slots = np.concatenate([self._take_free(free), victims]) if free else victims
         self._line.length.took(len(slots))
         if len(slots):
+            slots = np.sort(slots)  # neighbours on the medium can be read at once into neighbours
             self._fill(slots, pages[: len(slots)], io_class, sources)
         return slots, evicted
 
@@ -231,12 +232,6 @@ class Staging:
         """Empty slots and return them to the free ones. Nobody may own them."""
         self.unmap(slots)
         self._give_back(self._unread(slots))
-
-    def drop(self, slots: Slots) -> None:
-        """Free those of these slots that are readable and that nobody reads."""
-        if len(slots) == 0:
-            return
-        self.free(slots[(self.state[slots] == READY) & (self.pins[slots] == 0)])
 
     def _give_back(self, slots: Slots) -> None:
         self.state[slots] = FREE

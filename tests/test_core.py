@@ -72,6 +72,31 @@ def test_one_read_serves_all_who_wait_for_its_page() -> None:
     assert bench.pinned() == 0
 
 
+def test_a_pass_given_up_while_it_reads_leaves_nothing_behind() -> None:
+    bench = Bench()
+    for ticket, pages in ((1, (4, 5)), (2, (6, 7))):
+        bench.tell(Demanded(ticket, ids(*pages), FAR_NS, once=True))
+        bench.release(ticket)
+    bench.demand(3, 7)
+    first, second = bench.reads
+    assert bench.end(first) == []
+    assert bench.end(second) == [("ready", 3, [3], [LATE])]
+    assert bench.staging.slot_of[[4, 5, 6]].tolist() == [-1] * 3
+    assert bench.release(3) == []
+    assert bench.demand(4, 7) == [("ready", 4, [3], [RETAINED])], "another had asked for it"
+
+
+def test_pages_next_to_each_other_come_into_slots_next_to_each_other() -> None:
+    bench = Bench()
+    bench.stage(10, 20, 30, 40)
+    for ticket, page in ((1, 30), (2, 10), (3, 20)):
+        bench.tell(Demanded(ticket, ids(page + 1), FAR_NS, once=True))
+        bench.end(bench.reads[-1])
+    for ticket in (2, 3, 1):  # so come free slots 5, 6, 4
+        bench.release(ticket)
+    assert bench.demand(4, 50, 51, 52, 53) == [("demand read", [50, 51, 52, 53], [4, 5, 6, 7])]
+
+
 def test_a_completion_concerns_only_those_who_wait_for_its_slots(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

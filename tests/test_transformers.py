@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 from prefetchd import Options, block_keys
+from prefetchd.model import Idle
 from tests.tiny_model import LAYERS, builtin_cache, prompt, stored, tiny_model, torch, usual, word
 
 adapter = pytest.importorskip("prefetchd.adapters.transformers")
@@ -54,6 +56,39 @@ def test_exact_mode_says_the_same_tokens(dtype: str, length: int, tmp_path: Path
         assert torch.equal(ours, usually)  # bit by bit, after a restart
         if dtype == "float32":
             assert stored(kv, ids, new) == expected
+
+
+class Lazy(Future[bool]):
+    """A copy that is made when its end is waited for, and not before."""
+
+    def __init__(self, copy: Callable[[], bool]) -> None:
+        super().__init__()
+        self._copy = copy
+
+    def result(self, timeout: float | None = None) -> bool:
+        with torch.inference_mode():
+            return self._copy()
+
+
+def test_pages_stay_where_they_are_until_a_late_copy_has_been_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    copies: list[Lazy] = []
+
+    def begin(copier: Any, copy: Callable[[], bool]) -> Lazy:
+        copies.append(Lazy(copy))
+        return copies[-1]
+
+    monkeypatch.setattr(adapter.Copier, "begin", begin)
+    model, first, second = tiny_model(), prompt(200), prompt(180, seed=2)
+    options = replace(QUIET, staging_bytes=1 << 16)  # 16 pages: one layer, and half of the next
+    with adapter.open(model, None, blocks=BLOCKS, options=options) as kv:
+        for ids in (first, second, first):
+            assert stored(kv, ids, 20) == usual(model, ids, 20)
+        assert len(copies) > 40
+        staging = kv.runtime.engine.core.staging
+        kv.runtime.engine.handle(Idle())
+        assert not staging.pins.any()
 
 
 def test_pages_that_are_padded_on_the_medium_are_gathered_without_it(tmp_path: Path) -> None:

@@ -201,7 +201,7 @@ def builtin_of(kv: Any, ids: Any) -> Any:
     blocks = [sequence.far.read_block(place) for place in far]
     for layer in range(sequence.shape.layers):
         parts = [*(block[layer] for block in blocks), sequence.near.recent(layer)]
-        keys, values = torch.cat(parts, dim=1).transpose(1, 2)
+        keys, values = torch.cat(parts, dim=2)
         made.update(keys[None], values[None], layer)
     stored.close()
     return made

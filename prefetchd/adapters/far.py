@@ -13,10 +13,13 @@ that cannot be had is an error before it is a token.
 from __future__ import annotations
 
 import warnings
+from concurrent.futures import Future
+from functools import partial
 
 import numpy as np
 import torch
 
+from prefetchd.adapters.copying import Copier
 from prefetchd.adapters.measuring import Meter
 from prefetchd.adapters.pages import KvLost, Shape
 from prefetchd.model import NO_IDS, Ids, PageHint, Scores, Slots
@@ -31,7 +34,7 @@ class Far:
     """`blocks` and `stamps`: where the sealed blocks of the sequence are, in order; the first
     `sink_blocks` are never asked for here."""
 
-    def __init__(self, runtime: Runtime, shape: Shape, sink_blocks: int) -> None:
+    def __init__(self, runtime: Runtime, shape: Shape, sink_blocks: int, copier: Copier) -> None:
         self.blocks: Ids = NO_IDS
         self.stamps: Ids = NO_IDS
         self.count = 0
@@ -40,40 +43,64 @@ class Far:
         self._runtime = runtime
         self._shape = shape
         self._sinks = sink_blocks
-        staged = _staged(runtime, shape)
-        self._halves = [staged[:, 0], staged[:, 1]]
-        self._slot_rows, self._first_rows = 1, np.zeros((2, 1), np.int64)
-        if staged.is_contiguous():  # rows of one array are copied several times faster
-            self._halves = [staged.flatten(0, 1)] * 2
-            self._slot_rows, self._first_rows = 2, np.array([[0], [1]])
+        self._staged = _staged(runtime, shape)
         self._width = 1  # layers of a demand in this pass
         self._groups: dict[int, Ticket] = {}
+        self._copier = copier
+        self._copying: Future[bool] | None = None  # the next layer's pages
+        self._copied: object = None  # which layer's, and where to
 
     # --- passes that read everything ---
 
-    def all_of(self, layer: int) -> Slots:
-        """Where a layer's far blocks are, in order, until `passed`. Raises KvLost, ValueError."""
+    def read(self, layer: int, into: torch.Tensor, following: torch.Tensor | None) -> None:
+        """Copy a layer's far pages to `into`, [key or value, head, token, dimension], and begin to
+        copy the next one's to `following`, if they have come. Raises KvLost, ValueError."""
         if not self._groups:
             self._width = self._layers_at_once()
-        group = layer // self._width
-        for number in (group, group + 1):
+        self._runtime.tend(0)
+        if self._copied_all() != (layer, into.data_ptr(), into.shape):
+            self._ask(layer // self._width)
+            self.gather(self._slots_of(self._arrived(self._group(layer), layer), layer), into)
+        if layer + 1 == self._shape.layers or (layer + 1) % self._width == 0:
+            self._groups.pop(layer // self._width).release()
+        for number in ((layer + 1) // self._width, (layer + 1) // self._width + 1):
             self._ask(number)
-        ticket = self._arrived(self._groups[group], layer)
-        slots: Slots = ticket.slots.reshape(self.count, -1)[:, layer - group * self._width]
+        if following is not None and layer + 1 < self._shape.layers and self._group(layer + 1).done:
+            self._begin(layer + 1, following)
+
+    def _group(self, layer: int) -> Ticket:
+        return self._groups[layer // self._width]
+
+    def _begin(self, layer: int, into: torch.Tensor) -> None:
+        """Let a layer's pages be copied as soon as they have come."""
+        self._copying = self._copier.begin(partial(self._copy, self._group(layer), layer, into))
+        self._copied = layer, into.data_ptr(), into.shape
+
+    def _copy(self, ticket: Ticket, layer: int, into: torch.Tensor) -> bool:
+        """In the copier's thread. What is missing is told by the other one."""
+        if ticket.missing.any():
+            return False
+        self.gather(self._slots_of(ticket, layer), into)
+        return True
+
+    def _copied_all(self) -> object:
+        """Wait for the copy that has begun, which reads slots; which it was, if it was made."""
+        copying, self._copying = self._copying, None
+        made = copying is not None and copying.result()
+        return self._copied if made else None
+
+    def _slots_of(self, ticket: Ticket, layer: int) -> Slots:
+        slots: Slots = ticket.slots.reshape(self.count, -1)[:, layer % self._width]
         return slots
 
-    def passed(self, layer: int) -> None:
-        """A layer's pages have been copied."""
-        group = layer // self._width
-        if layer + 1 == min((group + 1) * self._width, self._shape.layers):
-            self._groups.pop(group).release()
-
-    def ask_first(self) -> None:
-        """Another pass over everything will follow."""
+    def ask_first(self, into: torch.Tensor) -> None:
+        """Another pass over everything will follow: the first layer is probably read to `into`."""
         self.release()
         if self.count:
             self._width = self._layers_at_once()
-            self._ask(0)
+            for number in (0, 1):
+                self._ask(number)
+            self._begin(0, into)
 
     def _layers_at_once(self) -> int:
         slots = self._runtime.slots
@@ -119,13 +146,12 @@ class Far:
     # --- bytes ---
 
     def gather(self, slots: Slots, into: torch.Tensor) -> None:
-        """Copy pages to [key or value, token, head, dimension], one block after another."""
-        rows = torch.from_numpy(slots * self._slot_rows + self._first_rows)
-        for half, source in enumerate(self._halves):
-            torch.index_select(source, 0, rows[half], out=into[half].view(len(slots), -1))
+        """Copy pages to [key or value, head, token, dimension], one block after another."""
+        blocks = into.unflatten(2, (len(slots), -1)).flatten(3).flatten(0, 1)
+        torch.index_select(self._staged, 1, torch.from_numpy(slots), out=blocks)
 
     def read_block(self, place: int) -> list[torch.Tensor]:
-        """A block by layers, [key or value, token, head, dimension] each. Raises KvLost."""
+        """A block by layers, [key or value, head, token, dimension] each. Raises KvLost."""
         shape = self._shape
         pages = self.blocks[place] * shape.layers + np.arange(shape.layers)
         stamps = np.full(len(pages), self.stamps[place])
@@ -154,15 +180,16 @@ class Far:
 
     def release(self) -> None:
         """Give back what is held; the sequence may go on."""
+        self._copied_all()
         for ticket in self._groups.values():
             ticket.release()
         self._groups.clear()
 
 
 def _staged(runtime: Runtime, shape: Shape) -> torch.Tensor:
-    """Staging as tensors, in place: [slot, key or value, numbers]."""
+    """Staging in place, [key or value and head, slot, numbers]."""
     with warnings.catch_warnings():
         # The array cannot be written to, and nobody does: torch has no word for that.
         warnings.simplefilter("ignore", UserWarning)
         raw = torch.from_numpy(runtime.staged)
-    return raw.view(shape.dtype).view(len(raw), 2, -1)
+    return raw.view(shape.dtype).view(len(raw), 2 * shape.heads, -1).transpose(0, 1)

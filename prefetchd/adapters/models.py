@@ -23,7 +23,7 @@ Rotation = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 
 def layout_of(model: PreTrainedModel) -> Layout:
-    """Pages of 16 tokens a layer: keys, then values, token by token. Its fingerprint is of this
+    """Pages of 16 tokens a layer: keys, then values, head by head. Its fingerprint is of this
     very model, since another one's keys and values fit as well and mean something else. Raises
     ValueError for models that cannot be served."""
     shape = shape_of(model)
@@ -32,7 +32,7 @@ def layout_of(model: PreTrainedModel) -> Layout:
         shape.page_bytes,
         shape.block_tokens,
         name=model.config.model_type,
-        content=f"transformers kv-token-head-dim {shape.dtype} {_fingerprint(model)}",
+        content=f"transformers kv-head-token-dim {shape.dtype} {_fingerprint(model)}",
     )
 
 

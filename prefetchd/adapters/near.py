@@ -14,7 +14,7 @@ from prefetchd.adapters.pages import Shape
 
 
 class Near:
-    """Keys and values of all layers, [key or value, token, head, dimension] each."""
+    """Keys and values of all layers, [key or value, head, token, dimension] each."""
 
     def __init__(self, shape: Shape, sink_blocks: int) -> None:
         self.shape = shape
@@ -33,22 +33,22 @@ class Near:
     def append(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """New tokens of one layer: [head, token, dimension] each, on any device."""
         start, count = self.lengths[layer] - self.base, keys.shape[1]
-        if start + count > self._recent[layer].shape[1]:
+        if start + count > self._recent[layer].shape[2]:
             self._resize(layer, start + count, kept=slice(0, start))
-        self._recent[layer][0, start : start + count] = keys.transpose(0, 1)
-        self._recent[layer][1, start : start + count] = values.transpose(0, 1)
+        recent = self._recent[layer][:, :, start : start + count]
+        recent[0], recent[1] = keys, values
         self.lengths[layer] += count
 
     def recent(self, layer: int) -> torch.Tensor:
         """Tokens from `base` on."""
-        return self._recent[layer][:, : self.lengths[layer] - self.base]
+        return self._recent[layer][:, :, : self.lengths[layer] - self.base]
 
     def sinks(self, layer: int) -> torch.Tensor:
         """Those of the first tokens that come before `base`."""
-        return self._sinks[layer][:, : self.base]
+        return self._sinks[layer][:, :, : self.base]
 
     def set_sinks(self, layer: int, start: int, tokens: torch.Tensor) -> None:
-        self._sinks[layer][:, start : start + tokens.shape[1]] = tokens
+        self._sinks[layer][:, :, start : start + tokens.shape[2]] = tokens
 
     def block(self, number: int) -> NDArray[np.uint8]:
         """The bytes of a block that is here as a whole: (1, layers, page_bytes)."""
@@ -56,7 +56,7 @@ class Near:
         start = number * size - self.base
         pages = np.empty((1, shape.layers, shape.page_bytes), np.uint8)
         for layer, recent in enumerate(self._recent):
-            part = recent[:, start : start + size].contiguous()
+            part = recent[:, :, start : start + size].contiguous()
             pages[0, layer] = part.view(-1).view(torch.uint8).numpy()
         return pages
 
@@ -65,8 +65,8 @@ class Near:
         shift = base - self.base
         for layer, recent in enumerate(self._recent):
             sinks = self._sinks[layer]
-            if (more := min(sinks.shape[1], base) - self.base) > 0:
-                sinks[:, self.base : self.base + more] = recent[:, :more]
+            if (more := min(sinks.shape[2], base) - self.base) > 0:
+                sinks[:, :, self.base : self.base + more] = recent[:, :, :more]
             self._resize(layer, 0, kept=slice(shift, self.lengths[layer] - self.base))
         self.base = base
 
@@ -76,11 +76,11 @@ class Near:
         size, old = self.shape.block_tokens, self._recent[layer]
         left = kept.stop - kept.start
         room = -(-max(tokens, left + size) // size) * size
-        if room == old.shape[1]:
-            old[:, :left] = old[:, kept].clone()
+        if room == old.shape[2]:
+            old[:, :, :left] = old[:, :, kept].clone()
             return
         self._recent[layer] = self.shape.room(room)
-        self._recent[layer][:, :left] = old[:, kept]
+        self._recent[layer][:, :, :left] = old[:, :, kept]
 
     @property
     def memory_bytes(self) -> int:

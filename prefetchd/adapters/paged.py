@@ -11,11 +11,11 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from prefetchd.adapters.copying import Copier
 from prefetchd.adapters.far import Far
 from prefetchd.adapters.near import Near
 from prefetchd.adapters.pages import KvLost, Shape
 from prefetchd.adapters.selection import Selector
-from prefetchd.model import Slots
 from prefetchd.runtime import Runtime
 from prefetchd.tickets import PutTicket
 
@@ -39,6 +39,7 @@ class PagedSequence:
         runtime: Runtime,
         shape: Shape,
         keys: BlockKeys,
+        copier: Copier,
         *,
         window_blocks: int = 2,
         sink_blocks: int = 1,
@@ -49,11 +50,11 @@ class PagedSequence:
         self.selector = selector
         self.tokens: list[int] = []
         self.near = Near(shape, sink_blocks)
-        self.far = Far(runtime, shape, sink_blocks)
+        self.far = Far(runtime, shape, sink_blocks, copier)
         self._keys = keys
         self._window = window_blocks
         self._sinks = sink_blocks
-        self._full = shape.room(0)
+        self._rooms = [shape.room(0), shape.room(0)]
         self._puts: list[tuple[int, PutTicket]] = []  # first block of each put
         self._sealed = 0
         self._last_key: bytes | None = None  # of the last block that is sealed
@@ -67,24 +68,25 @@ class PagedSequence:
         """Keys and values of all tokens so far, valid until the next call. Raises KvLost,
         ValueError when staging is too small for that."""
         far = self.far
+        full, middle = self._assembled(layer, far.count)
         if far.count:
-            full = self._assembled(layer, far.all_of(layer))
-            far.passed(layer)
-        else:
-            full = self._assembled(layer)
+            # Choosing layers need no copy ahead, and which of them will choose is not known here.
+            ahead = None if self.selector else self._room(1, full.shape[2])[:, :, middle]
+            far.read(layer, full[:, :, middle], ahead)
         if self.selector and (known := self.selector.known(layer)) < far.count:
             blocks = slice(self._sinks + known, self._sinks + far.count)
             self.selector.add(layer, self._blocks(full[0])[:, blocks])
         self._passed(layer)
-        return full[0].transpose(0, 1), full[1].transpose(0, 1)
+        return full[0], full[1]
 
     def chosen(self, layer: int) -> Pair:
         """The same of sinks, chosen far blocks and the newest tokens, for a single new one."""
         assert self.selector is not None
         with self.far.choose(layer, *self.selector.choose(layer)) as ticket:
-            full = self._assembled(layer, ticket.slots)
+            full, middle = self._assembled(layer, len(ticket.slots))
+            self.far.gather(ticket.slots, full[:, :, middle])
         self._passed(layer)
-        return full[0].transpose(0, 1), full[1].transpose(0, 1)
+        return full[0], full[1]
 
     def ready(self, layer: int) -> bool:
         """Whether this layer's far blocks are summed up, so that they can be chosen from."""
@@ -95,36 +97,42 @@ class PagedSequence:
         if self.selector and self.selector.sparse.hints and self.ready(layer):
             self.far.hint(layer, *self.selector.foresee(layer, query))
 
-    def _assembled(self, layer: int, slots: Slots | None = None) -> torch.Tensor:
-        """[key or value, token, head, dimension]: sinks, pages in `slots`, the newest tokens."""
-        sinks, recent = self.near.sinks(layer), self.near.recent(layer)
-        start = sinks.shape[1]
-        end = start + (0 if slots is None else len(slots) * self.shape.block_tokens)
-        full = self._buffer(end + recent.shape[1])
-        full[:, :start] = sinks
-        full[:, end:] = recent
-        if slots is not None:
-            self.far.gather(slots, full[:, start:end])
-        return full
+    def _assembled(self, layer: int, far_blocks: int) -> tuple[torch.Tensor, slice]:
+        """[key or value, head, token, dimension]: sinks, room for far blocks, the newest tokens;
+        and where that room is."""
+        self._rooms.reverse()
+        middle = self._middle(layer, far_blocks)
+        recent = self.near.recent(layer)
+        full = self._room(0, middle.stop + recent.shape[2])
+        full[:, :, : middle.start] = self.near.sinks(layer)
+        full[:, :, middle.stop :] = recent
+        return full, middle
 
-    def _buffer(self, tokens: int) -> torch.Tensor:
-        if self._full.shape[1] < tokens:
+    def _middle(self, layer: int, far_blocks: int) -> slice:
+        start = self.near.sinks(layer).shape[2]
+        return slice(start, start + far_blocks * self.shape.block_tokens)
+
+    def _room(self, turn: int, tokens: int) -> torch.Tensor:
+        """0: of the layer that is being read; 1: of the next one, which is copied meanwhile."""
+        room = self._rooms[turn]
+        if room.shape[2] < tokens:
             size = self.shape.block_tokens
-            self._full = self.shape.room(-(-tokens // size) * size)
-        return self._full[:, :tokens]
+            room = self._rooms[turn] = self.shape.room(-(-tokens // size) * size)
+        return room[:, :, :tokens]
 
     def _blocks(self, tokens: torch.Tensor) -> torch.Tensor:
-        """[head, block, token, dimension] of the whole blocks of [token, head, dimension]."""
+        """[head, block, token, dimension] of the whole blocks of [head, token, dimension]."""
         size = self.shape.block_tokens
-        whole = tokens[: len(tokens) // size * size]
-        return whole.unflatten(0, (-1, size)).permute(2, 0, 1, 3)
+        return tokens[:, : tokens.shape[1] // size * size].unflatten(1, (-1, size))
 
     def _passed(self, layer: int) -> None:
         if layer < self.shape.layers - 1:
             return
         self._seal()
         if self.selector is None:
-            self.far.ask_first()
+            middle = self._middle(0, self.far.count)
+            tokens = middle.stop + self.length() + 1 - self.near.base
+            self.far.ask_first(self._room(1, tokens)[:, :, middle])
         else:
             self.far.release()
 
@@ -182,7 +190,7 @@ class PagedSequence:
     @property
     def memory_bytes(self) -> int:
         """What the sequence itself holds, beside the runtime's staging and without summaries."""
-        return self.near.memory_bytes + self._full.nbytes
+        return self.near.memory_bytes + sum(room.nbytes for room in self._rooms)
 
     # --- restoring ---
 

@@ -1,7 +1,7 @@
 """What one page holds of one layer, and what is raised when pages cannot be had.
 
-Decides the order of numbers in a page: first keys, then values, token by token, so that a layer's
-pages put together are its keys and values with two copies. Refuses to know models and runtimes.
+Decides the order of numbers in a page: first keys, then values, head by head, as attention reads
+them, so that one copy puts a layer's pages together. Refuses to know models and runtimes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class KvLost(Exception):  # noqa: N818  (an answer: these tokens must be compute
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A page holds `block_tokens` tokens of one layer: [key or value, token, head, dimension]."""
+    """A page holds `block_tokens` tokens of one layer: [key or value, head, token, dimension]."""
 
     layers: int
     heads: int
@@ -35,5 +35,5 @@ class Shape:
         return 2 * self.heads * self.head_dim * self.dtype.itemsize
 
     def room(self, tokens: int) -> torch.Tensor:
-        """[key or value, token, head, dimension], in ordinary memory."""
-        return torch.empty(2, tokens, self.heads, self.head_dim, dtype=self.dtype)
+        """[key or value, head, token, dimension], in ordinary memory."""
+        return torch.empty(2, self.heads, tokens, self.head_dim, dtype=self.dtype)

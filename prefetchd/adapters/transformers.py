@@ -20,6 +20,7 @@ import torch
 from transformers import PreTrainedModel
 
 from prefetchd.adapters.caches import StoredCache, check_alone, tokens_of
+from prefetchd.adapters.copying import Copier
 from prefetchd.adapters.measuring import Meter
 from prefetchd.adapters.models import layout_of, rotation_of, shape_of
 from prefetchd.adapters.paged import PagedSequence
@@ -36,8 +37,10 @@ __all__ = ["KvLost", "Meter", "ModelStore", "Sparse", "StoredCache", "layout_of"
 
 PREFILL_TOKENS = 64
 """Tokens of a prompt computed at once: what is not stored yet is held in memory."""
-WRITE_BUFFERS = 4
+WRITE_BUFFERS = 2
 """Blocks on their way to the store at once; each is a whole block in memory."""
+DEPTH = 256
+"""Reads in flight: those of three layers of 4,000 tokens, so that they are begun with one call."""
 
 
 class ModelStore(Closing):
@@ -49,6 +52,7 @@ class ModelStore(Closing):
         self.layout = layout
         self._shape = shape_of(model)
         self._queries: Queries | None = None
+        self._copier = Copier()
         self._current: PagedSequence | None = None  # whose pass it is, or was
         self._hooks = [
             model.register_forward_pre_hook(self._begins, with_kwargs=True),
@@ -71,7 +75,9 @@ class ModelStore(Closing):
             self._queries = self._queries or Queries(
                 self.model, rotation_of(self.model), self._told
             )
-        sequence = PagedSequence(self.runtime, self._shape, keys, selector=selector, **paging)
+        sequence = PagedSequence(
+            self.runtime, self._shape, keys, self._copier, selector=selector, **paging
+        )
         if prompt is not None:
             sequence.restore(prompt.reshape(-1).tolist())
         return StoredCache(sequence)
@@ -138,6 +144,7 @@ class ModelStore(Closing):
 
     def close(self) -> None:
         self._unhook()
+        self._copier.close()
         self.runtime.close()
 
     def _unhook(self) -> None:
@@ -165,6 +172,7 @@ def open(  # noqa: A001  (reads best with the module's name before it)
         options = Options(
             staging_bytes=pages * layout.page_bytes,
             write_buffers=WRITE_BUFFERS,
+            depth=DEPTH,
             predictor="attention",
         )
     return ModelStore(model, open_runtime(path, layout, blocks=blocks, options=options), layout)

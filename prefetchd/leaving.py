@@ -1,0 +1,43 @@
+"""Pages that are not kept once their readers have gone: those of passes over everything.
+
+Decides when such a page leaves staging: at once, or if it is still on its way, when it has come.
+Refuses to know which pages those are.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from prefetchd.masks import every
+from prefetchd.model import Slots
+from prefetchd.staging import READING, READY, Staging
+
+
+class Leaving:
+    def __init__(self, staging: Staging) -> None:
+        self._staging = staging
+        # Of the reads that end in vain, slot by slot; a later read has another.
+        self._generation = np.full(staging.slots, -1, np.int64)
+        self._on_the_way = False
+
+    def drop(self, slots: Slots) -> None:
+        """Free those of these slots that nobody reads, as soon as they are readable."""
+        if len(slots) == 0:
+            return
+        staging = self._staging
+        slots = slots[staging.pins[slots] == 0]
+        ready = staging.state[slots] == READY
+        if not every(ready):
+            coming = slots[staging.state[slots] == READING]
+            self._generation[coming] = staging.generation[coming]
+            self._on_the_way = True
+            slots = slots[ready]
+        staging.free(slots)
+
+    def arrived(self, slots: Slots) -> None:
+        """These have become readable. One that is read again by now stays."""
+        if not self._on_the_way:
+            return
+        self.drop(slots[self._generation[slots] == self._staging.generation[slots]])
+        self._generation[slots] = -1
+        self._on_the_way = bool((self._generation >= 0).any())

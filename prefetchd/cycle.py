@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from prefetchd.aside import Aside
 from prefetchd.history import PLAIN_RANK, UseHistory
 from prefetchd.layer_turns import one_turn, turns_of
-from prefetchd.lowest import ROUNDED, TOO_MANY, Lowest
+from prefetchd.lowest import ROUNDED, Lowest
 from prefetchd.lru import Lru
 from prefetchd.model import NO_IDS, Geometry, Ids, Mask, Scores, Slots
 from prefetchd.policy import SAMPLED, Eviction, least
@@ -175,9 +175,13 @@ class Cycle(Eviction):
             return NO_IDS
         self._reckon()
         near = self._lowest.below(allowed)
-        if len(near) > TOO_MANY * count or (chosen := self._worst(near, count)) is None:
+        lowest = self._lowest
+        if lowest.too_many(near, count) or (chosen := self._worst(near, count)) is None:
             self._search(count, allowed)
-            chosen = self._worst(self._lowest.below(allowed), count)
+            near = lowest.below(allowed)
+            chosen = self._worst(near, count)
+            if lowest.bounded and lowest.too_many(near, count):
+                lowest.forget()
         if chosen is None:
             self._lowest.take_all()
             chosen = self._worst(self._lowest.below(allowed), count)
@@ -199,6 +203,8 @@ class Cycle(Eviction):
         sample = np.arange(0, self.slots, SAMPLED)
         sample = sample[allowed[::SAMPLED]]
         self._lowest.search(self._discounted(sample), count, self._discount_least)
+        if not self._lowest.bounded:
+            return
         most = float(self._lowest.bound)
         if most > self._above:
             self._look_at_all()

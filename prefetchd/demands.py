@@ -52,7 +52,8 @@ class Demands:
         self._open: dict[int, Demand] = {}
         self.waiting: dict[int, Demand] = {}  # by order
         self._lacking: dict[int, Demand] = {}  # those of them with pages UNPLACED, oldest first
-        self._waiter = np.full(staging.slots, -1, np.int64)  # of each slot on its way: the first
+        # Of each slot on its way the first; of others maybe one that was answered.
+        self._waiter = np.full(staging.slots, -1, np.int64)
         self._others: dict[int, list[int]] = {}  # and those after it
         self._news: list[tuple[Demand, Ids]] = []  # whose pages have settled since `complete`
         self._opened = 0
@@ -124,6 +125,8 @@ class Demands:
         """These slots have become readable: whoever waits for them has news."""
         if self.waiting:
             self._news += self._waiting_for(slots)
+        elif self._others:
+            self._others.clear()
 
     def _waiting_for(self, slots: Slots) -> list[tuple[Demand, Ids]]:
         """Who waits for these slots, and for which pages; from here on nobody does."""
@@ -192,6 +195,7 @@ class Demands:
     def answer(self, demand: Demand) -> Ready:
         self.waiting.pop(demand.order, None)
         self._lacking.pop(demand.order, None)
+        demand.slots.flags.writeable = False  # its pins are given back by it
         return Ready(demand.number, demand.slots, demand.outcomes, demand.waits_ns)
 
     def complete(self, now_ns: int) -> list[Ready]:

@@ -67,7 +67,7 @@ class Reader:
 
     def _begin(self, piece: Piece, number: int) -> tuple[Ids, Rows, _Reads]:
         blocks, size = piece
-        half = self.arena[number % 2 * half_bytes(self.arena) :]
+        half = self.arena[number % 2 * half_bytes(self) :]
         rows = half[: len(blocks) * size].reshape(len(blocks), size)
         first = blocks[:, 0]
         offsets, files = self.shape.extent_offsets(first), self.shape.files(first)
@@ -91,15 +91,16 @@ class _Reads:
 
     def whole(self) -> Mask:
         whole = np.zeros(len(self._ops), np.bool_)
-        for turn in range(2):
-            if len(self._left):
-                whole[self._left] = self._results() == self._ops["length"][self._left]
-            self._done |= whole
-            if turn == 0 and not self._done.all():
-                self._begin()
-            else:
-                break
+        self._take(whole)
+        if not self._done.all():
+            self._begin()
+            self._take(whole)
         return whole
+
+    def _take(self, whole: Mask) -> None:
+        if len(self._left):
+            whole[self._left] = self._results() == self._ops["length"][self._left]
+        self._done |= whole
 
     def _results(self) -> NDArray[np.int64]:
         results = self._transfer.results()
@@ -112,13 +113,15 @@ class _Reads:
         return results
 
 
-def half_bytes(arena: Arena) -> int:
-    return min(len(arena), CHUNK_BYTES) // 2
+def half_bytes(reader: Reader) -> int:
+    """Of the arena, as much as one piece may take: the other half is as aligned as the first."""
+    alignment = reader.shape.alignment_bytes
+    return min(len(reader.arena), CHUNK_BYTES) // (2 * alignment) * alignment
 
 
 def read_headers(reader: Reader) -> Iterator[tuple[Ids, Rows, Mask]]:
     """Of all blocks: which, their header pages (good until the next) and which could be read."""
-    shape, space = reader.shape, half_bytes(reader.arena)
+    shape, space = reader.shape, half_bytes(reader)
     failed = [np.zeros(0, np.int64)]
     covered = 0
     for blocks, rows, whole in reader.in_turn(_runs(shape, space)):

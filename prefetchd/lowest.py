@@ -16,8 +16,8 @@ from prefetchd.policy import SAMPLE_SPARE, SAMPLED
 
 SOME = 4
 """So many times the victims that are wanted are below a new bound, about."""
-TOO_MANY = 24
-"""Times the victims that are wanted: then a new bound is found."""
+TOO_MANY, TOO_MANY_ANYWAY = 24, 2 * SAMPLE_SPARE * SAMPLED
+"""Times the victims that are wanted, and so many besides: then a new bound is found."""
 ROUNDED = np.float32(1.00001)
 
 
@@ -63,6 +63,14 @@ class Lowest:
             # No discount is less than the least, so what is worth no more is among these.
             self.bound = np.partition(worth, rank)[rank] / least * ROUNDED
             (self._below,) = (self._chance <= self.bound).nonzero()
+
+    def too_many(self, near: Slots, count: int) -> bool:
+        """Whether these are more than is worth looking at for so many victims."""
+        return len(near) > TOO_MANY * count + TOO_MANY_ANYWAY
+
+    def forget(self) -> None:
+        """Keep no list: where very many chances are the same, it is longer than it is worth."""
+        self._below, self.bound = NO_IDS, np.float32(-1.0)
 
     def take_all(self) -> None:
         self._below, self.bound = NO_IDS, np.float32(np.inf)

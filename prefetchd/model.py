@@ -160,7 +160,7 @@ class Feedback:
 
 @dataclass(frozen=True, slots=True)
 class Demanded:
-    """An engine needs these pages now. They are pinned until `Released`.
+    """An engine needs these pages, all different, now. They are pinned until `Released`.
 
     `once`: they are part of a pass over more than staging holds. Those that had to be read leave
     with their pins, what is here stays, and nobody learns from it.

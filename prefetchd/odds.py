@@ -19,12 +19,15 @@ MEMORY = 0.999
 class Odds:
     """Newton steps on a fading sum of curvature, from `start` weights.
 
-    `prior` is how many even bets, with features of size one, the start is believed to rest on.
+    `prior` is how many even bets, with features of size one, the start is believed to rest on. They
+    do not fade: else, while all comes true that was sure to, nothing would be left to divide by,
+    and then a surprise would move the weights by any distance.
     """
 
     def __init__(self, start: tuple[float, float], prior: float) -> None:
         self._weights = np.array(start, np.float64)
-        self._curvature = np.eye(len(start)) * 0.25 * prior
+        self._prior = np.eye(len(start)) * 0.25 * prior
+        self._curvature = self._prior.copy()
 
     def chance(self, features: Features) -> Scores:
         """float32, 0 to 1, one a sample."""
@@ -34,6 +37,7 @@ class Odds:
         chance: NDArray[np.float64] = self.chance(features).astype(np.float64)
         weight = chance * (1.0 - chance)
         self._curvature *= MEMORY
+        self._curvature += self._prior * (1.0 - MEMORY)
         self._curvature += (features * weight[:, None]).T @ features
         slope = (came_true - chance) @ features
         # Two equations: solved here in a tenth of the time that a library takes to begin.

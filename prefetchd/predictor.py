@@ -132,7 +132,7 @@ class Predictor:
     def predict(self, now_ns: int, limit: int) -> Guess:
         """Return at most `limit` pages (0 or more), best first. Must not change what later calls
         see: the same call again gives the same guess, and any number of calls leave no trace. What
-        was only worked out anew may be remembered."""
+        was only worked out anew may be remembered; arrays that were given out stay as they are."""
         return Guess()
 
 

@@ -63,7 +63,7 @@ class Transfer:
         deadline_ns = time.monotonic_ns() + _TIMEOUT_NS
         while ended < len(results) and (patience_ns := deadline_ns - time.monotonic_ns()) > 0:
             # This may return early, with nothing to reap.
-            device.wait(patience_ns, min(turn, len(results) - len(left) - ended))
+            device.wait(patience_ns, max(1, min(turn, len(results) - len(left) - ended)))
             done = device.reap()
             mine = done[done["tag"] < len(results)]
             results[mine["tag"].astype(np.int64)] = mine["result"]

@@ -358,3 +358,17 @@ def test_hints_do_not_change_what_a_staging_without_prefetch_learns() -> None:
             bench.settle()
         left.append(bench.resident())
     assert left == [[0, 6, 8, 10]] * 2
+
+
+def test_an_answer_cannot_be_written_and_nobody_is_kept_in_mind_who_has_gone() -> None:
+    bench = Bench()
+    for ticket in (1, 2):
+        bench.demand(ticket, 3)
+    for ticket in (1, 2):
+        bench.release(ticket)
+    bench.end()
+    assert not bench.core.demands._others
+    [ready] = bench.handle(Demanded(3, ids(3), FAR_NS))[:1]
+    assert isinstance(ready, Ready)
+    with pytest.raises(ValueError, match="read-only"):
+        ready.slots[0] = 5

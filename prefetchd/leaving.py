@@ -7,6 +7,7 @@ Refuses to know which pages those are.
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from prefetchd.masks import every
 from prefetchd.model import Slots
@@ -16,9 +17,9 @@ from prefetchd.staging import READING, READY, Staging
 class Leaving:
     def __init__(self, staging: Staging) -> None:
         self._staging = staging
-        # Of the reads that end in vain, slot by slot; a later read has another.
-        self._generation = np.full(staging.slots, -1, np.int64)
-        self._on_the_way = False
+        # Of the reads that end in vain, slot by slot; a later read has another. None if there are
+        # none: most runtimes never have any.
+        self._generation: NDArray[np.int64] | None = None
 
     def drop(self, slots: Slots) -> None:
         """Free those of these slots that nobody reads, as soon as they are readable."""
@@ -29,15 +30,18 @@ class Leaving:
         ready = staging.state[slots] == READY
         if not every(ready):
             coming = slots[staging.state[slots] == READING]
+            if self._generation is None:
+                self._generation = np.full(staging.slots, -1, np.int64)
             self._generation[coming] = staging.generation[coming]
-            self._on_the_way = True
             slots = slots[ready]
         staging.free(slots)
 
     def arrived(self, slots: Slots) -> None:
         """These have become readable. One that is read again by now stays."""
-        if not self._on_the_way:
+        generation = self._generation
+        if generation is None:
             return
-        self.drop(slots[self._generation[slots] == self._staging.generation[slots]])
-        self._generation[slots] = -1
-        self._on_the_way = bool((self._generation >= 0).any())
+        self.drop(slots[generation[slots] == self._staging.generation[slots]])
+        generation[slots] = -1
+        if not (generation >= 0).any():
+            self._generation = None

@@ -116,7 +116,7 @@ def test_a_file_that_may_not_be_written_is_served(kv: Path) -> None:
         if str(parent).startswith("/tmp/"):
             parent.chmod(parent.stat().st_mode | 0o055)
     code = """
-import os, sys, prefetchd
+import os, sys, tempfile, prefetchd  # before this user cannot read the standard library
 os.setresuid(65534, 65534, 65534)
 options = prefetchd.Options(device="threads", predictor="none")
 try:

@@ -1,9 +1,9 @@
 """What a demand of resident pages costs through a daemon, beside the embedded runtime and an echo.
 
 `python -m tests.sidecar_rounds [rounds]`: the four take turns in one run; daemon and echo are
-processes of their own. `in place`: without asking; `asked`: a round over the socket. Prints
-microseconds; a demand is waited for and released. Then one client and eight (`tests.sidecar_many`):
-their rate, and what of the processor each end used.
+processes of their own. `in place`: without asking; `asked`: a round over the socket. `alone`: in
+place, with nothing between. Prints microseconds; a demand is waited for and released. Then one
+client and eight (`tests.sidecar_many`): their rate, and what of the processor each end used.
 """
 
 from __future__ import annotations
@@ -120,9 +120,20 @@ def rounds(process: Process, count: int) -> dict[str, NDArray[np.float64]]:
     return {name: np.array(times) / 1e3 for name, times in spent.items()}
 
 
+def alone(process: Process, count: int) -> dict[str, NDArray[np.float64]]:
+    """The same of one client in place, with nothing between."""
+    with prefetchd.connect(process.address) as client:
+        once, times = demand(client), np.zeros(count)
+        for number in range(count):
+            start_ns = time.perf_counter_ns()
+            once()
+            times[number] = (time.perf_counter_ns() - start_ns) / 1e3
+    return {"alone": times}
+
+
 def main(count: int) -> None:
     with served() as process:
-        for name, times in rounds(process, count).items():
+        for name, times in (rounds(process, count) | alone(process, count)).items():
             p50, p90, p99 = np.percentile(times, [50, 90, 99])
             print(
                 f"{name:<9} P50 {p50:7.1f}  P90 {p90:7.1f}  P99 {p99:8.1f} us  "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
 import threading
 import time
@@ -43,7 +42,7 @@ from prefetchd.model import (
 from prefetchd.planner import Planner, PlannerLimits
 from prefetchd.predictors.none import NoPrefetch
 from prefetchd.records import NEVER_NS
-from prefetchd.sidecar import handshake, marks, namespace
+from prefetchd.sidecar import handshake, marks, namespace, notices
 from prefetchd.sidecar.conversation import used_frames
 from prefetchd.sidecar.in_place import InPlace
 from prefetchd.sidecar.marks import IN_ORDER, Marks, Readers, marks_bytes
@@ -457,12 +456,14 @@ def test_marks_of_a_refused_client_stay_until_it_has_gone(tmp_path: Path) -> Non
 
 
 @needs_order
-def test_a_busy_daemon_keeps_no_reader_waiting(tmp_path: Path) -> None:
+def test_a_busy_daemon_keeps_no_reader_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notices, "_PAGES_MAX", 400)
     with daemon(tmp_path) as served, served.connect() as kv:
         ids = staged(kv, 4)
         busy = threading.Event()
         served.server.later(lambda: (busy.wait(30), None)[1])
-        kv._line.clock = itertools.count(0, 10**6).__next__  # a millisecond later at each look
         for _ in range(2000):
             with kv.demand(ids) as ticket:
                 assert isinstance(ticket, HeldTicket)

@@ -115,7 +115,10 @@ def _serve(path: Path, store: Path, options: Options, out: Connection, level: in
             emulation.hold()  # from here on: opening is not what is measured
         out.send([])
         server.run()
-        if failures := server.close():
+        failures = server.close()
+        for number in (signal.SIGTERM, signal.SIGINT):  # there is nothing left to stop
+            signal.signal(number, signal.SIG_IGN)
+        if failures:
             raise StoreError("; ".join(failures))
         out.send([] if emulation is None else emulation.notes())
     except Exception as error:

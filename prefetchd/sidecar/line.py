@@ -27,8 +27,6 @@ from prefetchd.sidecar.wire import ProtocolError
 
 _SEND_FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 _SEND_TIMEOUT_NS = 5_000_000_000
-_NOTES_NS = 250_000
-"""Who reads more often wakes the daemon only so often: it learns from several as fast."""
 
 
 class Line:
@@ -52,7 +50,6 @@ class Line:
         self._ended = False
         self._comeback = Comeback(path, hello, attached, self._back)
         self.notices = Notices(self._flush)
-        self._noted_ns = 0
         self.link: Link | None = None
         self.link = self._comeback.attach(timeout_s)
 
@@ -126,16 +123,11 @@ class Line:
                 self.notices.release(number)
 
     def note(self, link: Link, use: Use) -> None:
-        """Pages were read in place: tell the daemon now, or, soon after the last time, with the
-        next request or in a moment."""
+        """Pages were read in place: tell the daemon with the next request or in a moment. Whoever
+        reads does not pay for that: to wake the daemon takes longer than to read."""
         with self.lock:
-            if self.link is not link:
-                return
-            self.notices.use(use)
-        now_ns = self.clock()
-        if now_ns - self._noted_ns >= _NOTES_NS:
-            self._noted_ns = now_ns
-            self._send_notices(link)
+            if self.link is link:
+                self.notices.use(use)
 
     def _send_notices(self, link: Link) -> None:
         """If the daemon takes them now, and hear what it has to say: nobody may be reading."""

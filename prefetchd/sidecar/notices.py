@@ -11,12 +11,13 @@ from __future__ import annotations
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable
 
 from prefetchd.sidecar.conversation import Use, release_frame, used_frames
 
-WAIT_S = 0.005
-_USES_MAX = 256
+WAIT_S = 0.002
+_PAGES_MAX = 1 << 18
 
 
 class Notices:
@@ -25,7 +26,8 @@ class Notices:
 
     def __init__(self, flush: Callable[[], None]) -> None:
         self._tickets: list[int] = []
-        self._uses: list[Use] = []
+        self._uses: deque[Use] = deque()
+        self._pages = 0  # of these
         self.dropped = 0
         self._called = threading.Event()
         self._flush = weakref.WeakMethod(flush, lambda _: self._called.set())
@@ -47,9 +49,10 @@ class Notices:
         """Pages were read in place. The daemon only learns from that: if it takes nothing for long,
         the oldest are dropped, and counted."""
         self._uses.append(use)
-        if len(self._uses) > _USES_MAX:
+        self._pages += len(use[0])
+        while self._pages > _PAGES_MAX and len(self._uses) > 1:
             self.dropped += 1
-            del self._uses[0]
+            self._pages -= len(self._uses.popleft()[0])
         self._look_soon()
 
     def _look_soon(self) -> None:
@@ -64,7 +67,7 @@ class Notices:
     def take(self, most: int) -> bytes:
         """What tells the daemon of all of them, in messages of at most so many pages."""
         tickets, uses = self._tickets, self._uses
-        self._tickets, self._uses, self._taken = [], [], True
+        self._tickets, self._uses, self._pages, self._taken = [], deque(), 0, True
         released = release_frame(tickets) if tickets else b""
         return used_frames(uses, most) + released if uses else released
 
@@ -77,7 +80,7 @@ class Notices:
 
     def clear(self) -> None:
         """The daemon has gone, and with it what was held there."""
-        self._tickets, self._uses = [], []
+        self._tickets, self._uses, self._pages = [], deque(), 0
 
     def _run(self) -> None:
         while self._flush() is not None:

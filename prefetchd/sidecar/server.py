@@ -156,10 +156,12 @@ class Server:
 
     def _collected(self, namespace: Namespace) -> int:
         try:
-            return collect(namespace)
+            cost = collect(namespace)
         except EngineError as error:
             self._broken(namespace, str(error))
             return 0
+        self._do_later()  # whose pages have come is not to wait for another's turn
+        return cost
 
     def look_after(self, namespace: Namespace) -> None:
         """It was opened: from here on it is one of those that this serves."""

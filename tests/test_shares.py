@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 import numpy as np
 from hypothesis import given, settings
@@ -225,3 +226,30 @@ def test_a_flood_on_one_drive_is_a_window_ahead_of_anothers_demand() -> None:
         assert beside.ahead_pages <= 8
         assert beside.p99_us <= 1.5 * alone.p99_us
         assert beside.flood_mb_s >= 0.85 * without.flood_mb_s, "what is left over is the flood's"
+
+
+def test_a_task_may_withdraw_what_else_its_member_has() -> None:
+    turns, log = LoopTurns(), list[str]()
+
+    def task(name: str, *gone: str, again: str = "") -> Callable[[], int]:
+        def work() -> int:
+            log.append(name)
+            for key in gone:
+                turns.withdraw(key)
+            if again:
+                turns.offer("a", 1, again, task(again))
+            return 10
+
+        return work
+
+    turns.offer("a", 1, "first", task("first", "second"))
+    turns.offer("a", 1, "second", task("second"))
+    turns.offer("b", 1, "other", task("other"))
+    turns.work()
+    assert log == ["first", "other"]
+    assert not turns
+    turns.offer("a", 1, "first", task("first", "second", again="third"))
+    turns.offer("a", 1, "second", task("second"))
+    turns.work()
+    assert log == ["first", "other", "first", "third"]
+    assert not turns

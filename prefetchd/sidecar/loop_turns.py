@@ -29,6 +29,7 @@ class LoopTurns:
     def __init__(self) -> None:
         self._order = FairOrder()
         self._lines: dict[Hashable, dict[Hashable, Task]] = {}
+        self._served: Hashable = None  # the member whose task is being carried out
 
     def __bool__(self) -> bool:
         return bool(self._lines)
@@ -44,7 +45,7 @@ class LoopTurns:
 
     def withdraw(self, key: Hashable) -> None:
         for member, line in list(self._lines.items()):
-            if line.pop(key, None) is not None and not line:
+            if line.pop(key, None) is not None and not line and member != self._served:
                 self._rest(member)
 
     def _rest(self, member: Hashable) -> None:
@@ -57,10 +58,11 @@ class LoopTurns:
         """One slice: a task at least, if there is one."""
         spent = 0
         while spent < _SLICE_COST and (member := self._order.first()) is not None:
-            line = self._lines[member]
+            line, self._served = self._lines[member], member
             key = next(iter(line))
-            cost = line.pop(key)()  # which may offer more
+            cost = line.pop(key)()  # which may offer more, or withdraw what is there
+            self._served = None
             self._order.charge(member, cost)
             spent += cost
-            if not self._lines[member]:
+            if not line:
                 self._rest(member)

@@ -204,10 +204,10 @@ class Catalog:
 
     def publish(self, block: int) -> None:
         """From here on the block is found by its key, and its pages can be read."""
+        expires_ns = int(self.table["expires_ns"][block])
+        self.next_expiry_ns[0] = min(int(self.next_expiry_ns[0]), expires_ns)  # before it is seen
         if (older := self.index.publish(block)) >= 0:
             self.discarded.append(older)
-        expires_ns = int(self.table["expires_ns"][block])
-        self.next_expiry_ns[0] = min(int(self.next_expiry_ns[0]), expires_ns)
         self._clock += 1
         self._used[block] = self._clock
 

@@ -41,7 +41,7 @@ class Holds:
         way."""
         staging, layers = self._staging, self._geometry.layers
         held = np.zeros(self._geometry.blocks, np.bool_)
-        owned = staging.held() | (staging.state == READING)
+        owned = (staging.held() | (staging.state == READING)) & (staging.page_of >= 0)
         held[staging.page_of[owned] // layers] = True
         for ticket in self._waiting.values():
             held[ticket.asked // layers] = True

@@ -17,8 +17,8 @@ from prefetchd.staging import READING, READY, Staging
 class Leaving:
     def __init__(self, staging: Staging) -> None:
         self._staging = staging
-        # Of the reads that end in vain, slot by slot; a later read has another. None if there are
-        # none: most runtimes never have any.
+        # Of the reads that end in vain, slot by slot; a later read has another. None until there
+        # is one: most runtimes never have any.
         self._generation: NDArray[np.int64] | None = None
 
     def drop(self, slots: Slots) -> None:
@@ -43,5 +43,3 @@ class Leaving:
             return
         self.drop(slots[generation[slots] == self._staging.generation[slots]])
         generation[slots] = -1
-        if not (generation >= 0).any():
-            self._generation = None

@@ -131,8 +131,8 @@ class Runtime(Attaching, Closing):
             with engine.lock:
                 ticket = self._open_ticket(pages, stamps)
                 asked = ticket.asked
-                if scores is not None and len(asked) < len(pages):
-                    scores = scores[ticket.fresh]
+                if scores is not None:
+                    scores = np.array(scores if ticket.fresh is None else scores[ticket.fresh])
                 deadline_ns = engine.clock() + timeout_ns
                 try:
                     engine.handle(

@@ -22,6 +22,7 @@ from prefetchd import Client, SidecarError, Ticket
 from prefetchd.books import Books, books_bytes, books_in
 from prefetchd.core import Core, CoreLimits
 from prefetchd.eviction import EVICTIONS
+from prefetchd.holds import Holds
 from prefetchd.model import (
     Command,
     Completed,
@@ -580,3 +581,41 @@ def test_a_fork_of_a_reader_can_read() -> None:
         os._exit(0)
     marks._LOCK.release()
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_block_whose_page_has_gone_while_it_is_read_is_held_no_more() -> None:
+    """Nor is any other, for a slot that holds no page."""
+    bench = Bench(SLOTS, geometry=GEOMETRY)
+    bench.stage(0, 1)
+    own = Marks(np.zeros(marks_bytes(SLOTS), np.uint8), SLOTS)
+    bench.staging.readers = readers = Readers(SLOTS)
+    readers.add(own)
+    holds = Holds(bench.staging, GEOMETRY, {}, {})
+    slot = bench.staging.slot_of[0]
+    bench.tell(Forgotten(np.array([0])))
+    own.count[0], own.on[slot] = 1, 1
+    assert not holds.blocks().any()
+    own.on[bench.staging.slot_of[1]] = 1
+    assert np.flatnonzero(holds.blocks()).tolist() == [1]
+
+
+@needs_order
+def test_scores_are_those_of_the_demand_whatever_is_written_afterwards(tmp_path: Path) -> None:
+    with daemon(tmp_path) as served, served.connect() as kv:
+        ids = staged(kv, 2)
+        seen: list[float] = []
+        core = served.runtime()._parts.core
+        used = core._observer.used
+
+        def watched(event: Used, now_ns: int) -> None:
+            assert event.scores is not None
+            seen.extend(event.scores.tolist())
+            used(event, now_ns)
+
+        core._observer.used = watched  # type: ignore[method-assign]
+        scores = np.array([0.25, 0.5], np.float32)
+        with served.runtime().engine.lock:
+            kv.demand(ids, scores=scores).release()
+            scores[:] = 9
+        kv.stats()
+        assert seen == [0.25, 0.5]

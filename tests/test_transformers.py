@@ -69,6 +69,13 @@ class Lazy(Future[bool]):
         with torch.inference_mode():
             return self._copy()
 
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        try:
+            self.result()
+        except RuntimeError as error:
+            return error
+        return None
+
 
 def test_pages_stay_where_they_are_until_a_late_copy_has_been_made(
     monkeypatch: pytest.MonkeyPatch,
@@ -89,6 +96,22 @@ def test_pages_stay_where_they_are_until_a_late_copy_has_been_made(
         staging = kv.runtime.engine.core.staging
         kv.runtime.engine.handle(Idle())
         assert not staging.pins.any()
+
+
+def test_a_copy_that_failed_keeps_no_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> bool:
+        raise RuntimeError("no memory for a copy")
+
+    model, ids = tiny_model(), prompt(200)
+    with adapter.open(model, None, blocks=BLOCKS, options=QUIET) as kv:
+        stored(kv, ids, 4)
+        with monkeypatch.context() as patch:
+            patch.setattr(adapter.Copier, "begin", lambda copier, copy: Lazy(fail))
+            with pytest.raises(RuntimeError, match="no memory"):
+                stored(kv, ids, 4)
+        assert stored(kv, ids, 4) == usual(model, ids, 4), "another sequence goes on"
+        kv.runtime.engine.handle(Idle())
+        assert not kv.runtime.engine.core.staging.pins.any()
 
 
 def test_pages_that_are_padded_on_the_medium_are_gathered_without_it(tmp_path: Path) -> None:

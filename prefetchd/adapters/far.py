@@ -59,12 +59,11 @@ class Far:
             self._width = self._layers_at_once()
         self._runtime.tend(0)
         if self._copied_all() != (layer, into.data_ptr(), into.shape):
-            self._ask(layer // self._width)
+            self._ask_from(layer)
             self.gather(self._slots_of(self._arrived(self._group(layer), layer), layer), into)
         if layer + 1 == self._shape.layers or (layer + 1) % self._width == 0:
             self._groups.pop(layer // self._width).release()
-        for number in ((layer + 1) // self._width, (layer + 1) // self._width + 1):
-            self._ask(number)
+        self._ask_from(layer + 1)
         if following is not None and layer + 1 < self._shape.layers and self._group(layer + 1).done:
             self._begin(layer + 1, following)
 
@@ -98,8 +97,7 @@ class Far:
         self.release()
         if self.count:
             self._width = self._layers_at_once()
-            for number in (0, 1):
-                self._ask(number)
+            self._ask_from(0)
             self._begin(0, into)
 
     def _layers_at_once(self) -> int:
@@ -110,6 +108,11 @@ class Far:
                 f" {slots}: open the store with more staging, or read fewer blocks with `sparse`"
             )
         return max(1, min(GROUP_LAYERS, slots // (2 * self.count)))
+
+    def _ask_from(self, layer: int) -> None:
+        """This layer's group and the one after it."""
+        for group in (layer // self._width, layer // self._width + 1):
+            self._ask(group)
 
     def _ask(self, group: int) -> None:
         layers = range(self._shape.layers)[group * self._width : (group + 1) * self._width]
@@ -179,8 +182,11 @@ class Far:
         return ticket
 
     def release(self) -> None:
-        """Give back what is held; the sequence may go on."""
-        self._copied_all()
+        """Give back what is held, once a copy that waits for its pages is over; the sequence may
+        go on."""
+        if self._copying is not None:
+            self._copying.exception()  # whether it was made is nobody's concern any more
+            self._copying = None
         for ticket in self._groups.values():
             ticket.release()
         self._groups.clear()

@@ -30,9 +30,9 @@ class BlockKeys(Protocol):
 
 
 class PagedSequence:
-    """`window_blocks`: so many of the newest
-    whole blocks stay in memory, and the first `sink_blocks`. `selector`: chooses the far blocks
-    that single tokens read; without it they read all. Batches of one only."""
+    """`window_blocks`: so many of the newest whole blocks stay in memory, and the first
+    `sink_blocks`. `selector`: chooses the far blocks that single tokens read; without it they read
+    all. `copier`: shared by a store's sequences, whose passes take turns. Batches of one only."""
 
     def __init__(
         self,
@@ -100,7 +100,8 @@ class PagedSequence:
     def _assembled(self, layer: int, far_blocks: int) -> tuple[torch.Tensor, slice]:
         """[key or value, head, token, dimension]: sinks, room for far blocks, the newest tokens;
         and where that room is."""
-        self._rooms.reverse()
+        if self.selector is None:  # else nothing is copied ahead
+            self._rooms.reverse()
         middle = self._middle(layer, far_blocks)
         recent = self.near.recent(layer)
         full = self._room(0, middle.stop + recent.shape[2])

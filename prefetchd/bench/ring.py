@@ -142,7 +142,7 @@ def best_turn(name: str, file: File, shape: Shape) -> int:
     try has most of that.
     """
     quarter, *others = (max(1, shape.depth // part) for part in (4, 2, 8))
-    turns = [quarter, *others, 1]
+    turns = [quarter, *sorted({*others, 1} - {quarter})]
     with _loaded(name, file, shape) as (_, load):
         rates = [[load.run(turn, _TRIAL_S) for turn in turns] for _ in range(_TRIALS)]
     medians = np.median(rates, axis=0)

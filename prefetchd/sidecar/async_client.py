@@ -27,6 +27,7 @@ from prefetchd.sidecar.conversation import (
     find_frame,
     found_of,
     hint_frame,
+    kept,
     nothing,
 )
 from prefetchd.sidecar.handshake import AwayError, SidecarError
@@ -80,23 +81,24 @@ class AsyncClient(Caller):
         timeout_ns = self.timeout_ns if timeout_s is None else int(timeout_s * 1e9)
         attachment, line = self._line.attachment(), self._line
         number = line.number()
-        seen = attachment or self._attachment
-        assert seen is not None
-        ticket = RemoteTicket(line, self._gpu, seen, number, pages, self._given_back)
         if attachment is None:
+            assert self._attachment is not None
+            before = self._attachment
+            ticket = RemoteTicket(line, self._gpu, before, number, pages, self._given_back)
             ticket.failure = line.away
             ticket.resolve(nothing(number, len(pages)))
             return ticket
         self._open_ticket(number)
         held = self._held_ticket(line, attachment, number, pages, stamps)
         if held is not None:
-            line.note((pages, scores, request))
+            line.note((pages, kept(scores), request))
             try:
                 await asyncio.sleep(0)  # others want their turn, also of who never waits
             except asyncio.CancelledError:
                 held.release()
                 raise
             return held
+        ticket = RemoteTicket(line, self._gpu, attachment, number, pages, self._given_back)
         body = demand_frame(number, pages, timeout_ns, stamps, scores, request)
         try:
             ticket.answered(await line.ask(number, body, timeout_ns + ANSWER_NS))

@@ -27,6 +27,7 @@ from prefetchd.sidecar.conversation import (
     find_frame,
     found_of,
     hint_frame,
+    kept,
     nothing,
 )
 from prefetchd.sidecar.handshake import AwayError
@@ -113,7 +114,7 @@ class Client(Caller, Closing):
         if not self._buffers.lent:  # pages that the daemon pushes are demanded of it
             held = self._held_ticket(line, link.attachment, number, pages, stamps)
             if held is not None:
-                line.note(link, (pages, scores, request))
+                line.note(link, (pages, kept(scores), request))
                 return held
         gpu, given_back = self._gpu, self._given_back
         ticket = RemoteTicket(line, gpu, link.attachment, number, pages, given_back)

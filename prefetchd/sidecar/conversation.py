@@ -142,6 +142,11 @@ Use = tuple[Ids, Scores | None, int]
 """Pages that were read in place, their scores, and for which request."""
 
 
+def kept(scores: Scores | None) -> Scores | None:
+    """Theirs is told later, and by then the caller may have written others into it."""
+    return None if scores is None else np.array(scores, np.float32)
+
+
 def used_frames(uses: Iterable[Use], most: int) -> bytes:
     """In order; in a message at most so many pages and USES_MAX demands, with scores or without."""
     frames, group, left = [], list[Use](), 0

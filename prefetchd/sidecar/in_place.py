@@ -37,12 +37,13 @@ class InPlace:
         `let_go`, and how each was found (Outcome); None if they have to be asked for."""
         books = self._books
         blocks = pages // self._layers
-        before = books.stamps[blocks]
+        if stamps is None:
+            stamps = books.stamps[blocks]
         slots = books.slot_of[pages]
         if np.minimum.reduce(slots, initial=0) < 0:
             return None
         self._mark(slots)
-        if not self._stand(pages, slots, blocks, before if stamps is None else stamps):
+        if not self._stand(pages, slots, blocks, stamps):
             self.let_go(slots)
             return None
         return slots.astype(np.int64), books.fresh[slots] * _TIMELY

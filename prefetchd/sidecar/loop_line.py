@@ -105,7 +105,7 @@ class LoopLine:
         return await self.ask(number, make(number), patience_ns)
 
     def send(self, data: bytes) -> None:
-        """Sent at once, or as soon as the daemon takes it; in order. Takes releases along."""
+        """Sent at once, or as soon as the daemon takes it; in order. Takes notices along."""
         if self._link is not None:
             if self._uses:
                 self._out += used_frames(self._uses, self._link.attachment.welcome.limits.ids)
@@ -229,6 +229,7 @@ class LoopLine:
         if self._soon is not None:
             self._soon.cancel()
             self._soon = None
+        self.uses_dropped += len(self._uses)
         self._given_back, self._uses = [], []
         self._out.clear()
         self.breaks += 1

@@ -80,6 +80,7 @@ class Notices:
 
     def clear(self) -> None:
         """The daemon has gone, and with it what was held there."""
+        self.dropped += len(self._uses)
         self._tickets, self._uses, self._pages = [], deque(), 0
 
     def _run(self) -> None:

@@ -7,6 +7,7 @@ is to see it then. Refuses to know how bytes travel.
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from typing import Self
 
 import numpy as np
@@ -151,9 +152,12 @@ class RemoteGrowing:
             if self._open:
                 self._open, self._dropped = False, True
                 if not self._link.attachment.lost:
-                    self._line.send(self._link, frame(Drop(self._number)))
-                    # Who reads by the books is not to find it any more when this returns.
-                    self._line.answer(self._link, lambda number: frame(Ping(number)), ANSWER_NS)
+                    drop = frame(Drop(self._number))
+                    with suppress(SidecarError):  # closed meanwhile: then it goes by itself
+                        # Who reads by the books is not to find it any more when this returns.
+                        self._line.answer(
+                            self._link, lambda number: drop + frame(Ping(number)), ANSWER_NS
+                        )
 
     def _check(self) -> None:
         self._line.check()

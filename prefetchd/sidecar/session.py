@@ -161,7 +161,8 @@ class Session:
         if number := getattr(request, "id", 0):
             self._reply(Error(number, code, words))
         else:
-            log.info("namespace %s: a hint was refused: %s", self.namespace.name, words)
+            kind = type(request).__name__
+            log.info("namespace %s: %s was refused: %s", self.namespace.name, kind, words)
 
     # --- reading ---
 

@@ -94,7 +94,9 @@ def _get(url: str) -> bytes:
 def over_socket(address: str, namespaces: Sequence[str], token: str, undone: ExitStack) -> Source:
     """As a client of these namespaces, until `undone` is. Raises SidecarError, also the source."""
     clients = {
-        name: undone.enter_context(connect(address, namespace=name, token=token, write_bytes=0))
+        name: undone.enter_context(
+            connect(address, namespace=name, token=token, write_bytes=0, in_place=False)
+        )
         for name in namespaces
     }
 

@@ -30,6 +30,7 @@ from prefetchd.writer import Writer, Written
 _SLOT_BITS = np.uint64(24)
 SLOTS_MAX = 1 << 24
 _SLOT_MASK = np.uint64(SLOTS_MAX - 1)
+_BEFORE_WRITES_MAX = 64
 _GENERATION_MASK = np.uint64((1 << 39) - 1)
 
 
@@ -63,6 +64,7 @@ class Driver:
         self.blame = Blame(catalog, paths)
         self._now_ns = 0
         self._probing = 0
+        self._before_writes = 0  # operations that began since a write did
         self.wrote = False
         """Whether the last `reap` found ends of writes: of a payload, a record or a flush."""
         self._writing: dict[int, tuple[int, int]] = {}  # tag: file, bytes expected
@@ -168,15 +170,30 @@ class Driver:
         if self.paths.uneasy and (probes := self.paths.probes(now_ns)) is not None:
             self.waiting[IoClass.WRITE_BACK].append(probes)
             self._probing += len(probes)
+        writes = self.waiting[IoClass.WRITE_BACK]
+        if writes and self._before_writes >= _BEFORE_WRITES_MAX:
+            first = writes[:1]
+            self._begin(first, IoClass.WRITE_BACK, now_ns)
+            writes[:1] = first
         for io_class, queue in enumerate(self.waiting):
-            while queue:
-                taken = self.gate.submit(self.device, queue[0], io_class, now_ns)
-                if taken < len(queue[0]):
-                    queue[0] = queue[0][taken:]
-                    return self.depth.note(self.device.in_flight, now_ns)
-                queue.pop(0)
-        self.gate.rest()
-        return self.depth.note(self.device.in_flight, now_ns)
+            if not self._begin(queue, io_class, now_ns):
+                break
+        else:
+            self.gate.rest()
+        self.depth.note(self.device.in_flight, now_ns)
+
+    def _begin(self, queue: list[Ops], io_class: int, now_ns: int) -> bool:
+        """Whether all of it could begin. Writes that wait while more urgent operations begin are
+        let past them now and then: those may never end."""
+        while queue:
+            taken = self.gate.submit(self.device, queue[0], io_class, now_ns)
+            writes = io_class == IoClass.WRITE_BACK
+            self._before_writes = 0 if writes and taken else self._before_writes + taken
+            if taken < len(queue[0]):
+                queue[0] = queue[0][taken:]
+                return False
+            queue.pop(0)
+        return True
 
     def reap(self, now_ns: int) -> tuple[RawReads | None, list[Written]]:
         """Take what has ended. Reads still need `verify`; writes are carried on here."""

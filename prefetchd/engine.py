@@ -10,28 +10,26 @@ device's, so nobody else looks at them.
 from __future__ import annotations
 
 import logging
-import select
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 
-from prefetchd.bell import Bell
 from prefetchd.core import Core
-from prefetchd.driver import Driver
+from prefetchd.driver import Driver, RawReads
+from prefetchd.foreground import Foreground
 from prefetchd.guarded import PredictorError
 from prefetchd.model import Cancel, Command, Event, Hinted, Idle, PlanSoon, Read, Ready, Released
-from prefetchd.pump import Pump
+from prefetchd.pace import Pace
+from prefetchd.pump import Pump, give_way
 from prefetchd.samples import Samples
 from prefetchd.tending import Tending
 from prefetchd.writer import Written
 
 log = logging.getLogger("prefetchd")
 
-# The longest sleep of a waiter, alone and while several threads wait for one device.
-_NAP_NS, _SHARED_NAP_NS = 100_000_000, 2_000_000
 _LOOK_NS = 50_000_000  # how often deadlines are looked at while reads are in flight
-_INBOX_MAX, _YIELDS_MAX, _YIELD_S = 64, 20, 50e-6
+_INBOX_MAX = 64
 _STEP_NS, _LEARNING_NS = 100_000, 350_000
 
 
@@ -54,22 +52,25 @@ class Engine:
         self.lock = threading.RLock()
         self.clock = time.monotonic_ns
         self.decision_ns = Samples()
+        self._pace = Pace()  # of the same
         self.at_end: Callable[[], object] = lambda: None
         """Called when it has stopped or failed: nothing is right any more from then on."""
         self._on_ready = on_ready
         self._on_written = on_written
-        self._foreground = self._look_ns = self.hints_dropped = 0
-        self._waiters: set[int] = set()  # the threads in the foreground
+        self._look_ns = self.hints_dropped = 0
+        self.foreground = Foreground(
+            self.lock, driver.device.fileno, self.collect, self._nothing, self.check
+        )
+        self.resolved = self.foreground.resolved
         self.awaiting: list[Callable[[], object]] = []  # told when there is nothing to come
         self._plan_wanted = self._stopping = False
         self._broken: BaseException | None = None
         self.urgent: deque[int] = deque()  # one entry a caller that is about to take the lock
         self._released: deque[int] = deque()
-        self._front_wake = Bell()
         self._tending = Tending(
             self.clock,
             self._due_ns,
-            self._step,
+            self.step,
             lambda: driver.device.in_flight,
             lambda ns: driver.device.wait(ns, driver.device.in_flight),
             self.collect,
@@ -94,7 +95,8 @@ class Engine:
                 self.fail(error)
                 self.check()
             if isinstance(event, Hinted | Idle):
-                self.decision_ns.add(self.clock() - now_ns)
+                self.decision_ns.add(spent_ns := self.clock() - now_ns)
+                self._pace.note(spent_ns)
             self._carry_out(commands)
             self.driver.start(now_ns)
 
@@ -113,73 +115,65 @@ class Engine:
 
     def collect(self) -> bool:
         """Take note of whatever the device has finished; whether there was anything."""
+        reads, wrote = self.reap()
+        if reads is not None:
+            self.handle(self.driver.verify(reads))
+        return wrote or reads is not None
+
+    def reap(self) -> tuple[RawReads | None, bool]:
+        """The first half of `collect`: reads that have ended, and whether writes have. Nobody has
+        their pages before they were verified, in any parts, and `handle` was told."""
         with self.lock:
             self.check()
             reads, written = self.driver.reap(self.clock())
             for end in written:
                 self._on_written(end)
             if wrote := self.driver.wrote:
-                self.resolved()  # a write buffer or an extent may be free
+                self.foreground.wrote()
             if reads is not None or written or self.driver.queued:
                 self.driver.start(self.clock())
-        if reads is None:
-            return wrote
-        self.handle(self.driver.verify(reads))
-        return True
+        return reads, wrote
 
     def wait(self, done: Callable[[], bool], deadline_ns: int | None = None) -> bool:
         """Drive until `done()`, or the deadline (on `clock`). Returns `done()`."""
         if done():
             return True
-        self.attend()
+        self.check()
         try:
-            poller = select.poll()
-            poller.register(self.driver.device.fileno(), select.POLLIN)
-            poller.register(self._front_wake, select.POLLIN)
-            while not done():
-                self.check()
-                if self.collect():
-                    continue
-                left_ns = _NAP_NS if self._foreground == 1 else _SHARED_NAP_NS
-                if deadline_ns is not None:
-                    left_ns = min(left_ns, deadline_ns - self.clock())
-                if left_ns <= 0:
-                    break
-                if not poller.poll(left_ns / 1e6):
-                    self.handle(Idle())
-                    self.look_after_writes()
-                self._front_wake.silence()
+            return self.foreground.wait(done, deadline_ns, self.clock)
         finally:
-            self.leave()
-        return done()
+            self.wake()
+
+    def _nothing(self) -> None:
+        """A thread that waits has seen nothing for a while."""
+        self.handle(Idle())
+        self.look_after_writes()
 
     def attend(self) -> None:
-        """This thread collects what comes until it calls `leave`. Raises EngineError."""
+        """Collect what comes, for threads that wait as well, until `leave`. Raises EngineError."""
         with self.lock:
             self.check()
-            self._foreground += 1
-            self._waiters.add(threading.get_ident())
+            self.foreground.attend()
 
     def leave(self) -> None:
-        with self.lock:
-            self._foreground -= 1
-            self._waiters.discard(threading.get_ident())
+        self.foreground.neglect()
         self.wake()
 
     def release(self, number: int) -> None:
         """A reader is done with a ticket; whoever drives next acts on it. See also `check`."""
         self.check()
         self._released.append(number)
-        if self.core.unanswered:
+        if self.core.unanswered and not self._by_loop:
             self._pump.call()  # somebody may be waiting for just these slots
 
     def post(self, event: Hinted) -> None:
-        """Take a hint: here and now if the caller tends the engine, else by the pump.
+        """Take a hint: here and now if the caller tends the engine, or a loop that attends calls
+        (so that what was hinted before is done), else by the pump.
 
         A pump that cannot keep up loses hints rather than time: they are counted and dropped.
         Raises EngineError when stopped.
         """
-        if self.tended():
+        if self.tended() or (self._by_loop and self._pump.inbox.empty()):
             self.handle(event)
             return
         self.check()
@@ -195,21 +189,17 @@ class Engine:
         self._tending.until(until_ns)
 
     def wake(self) -> None:
-        """Let the pump take over what is left to do, unless a caller tends to it."""
+        """Let the pump take over what is left to do, unless a caller or a loop tends to it."""
         going_on = self.core.reading or self.driver.queued or self.driver.writer.in_flight
-        if (self._plan_wanted or self.core.unanswered or going_on) and not self.tended():
+        wanted = self._plan_wanted or self.core.unanswered or going_on
+        if wanted and not (self.tended() or self._by_loop):
             self._pump.call()
-
-    def resolved(self) -> None:
-        """Something that somebody waits for has ended: tell the waiters in other threads."""
-        if self._foreground and self._foreground > (threading.get_ident() in self._waiters):
-            self._front_wake.ring()
 
     # --- the pump ---
 
     def _act(self, event: Hinted | None) -> bool:
         if event is not None:
-            self.give_way()
+            give_way(self.urgent)
             self.handle(event)
         return self._turn()
 
@@ -226,11 +216,22 @@ class Engine:
         if self.tended():
             return False
         while self._wanted() and self._pump.inbox.empty() and not self._stopping:
-            self.give_way()
-            self._step()
-        return not self._foreground and self.collect()
+            give_way(self.urgent)
+            self.step()
+        return not self.foreground.count and self.collect()
 
-    def _step(self) -> None:
+    @property
+    def _by_loop(self) -> bool:
+        """Whether a loop makes the steps that are wanted, and the pump none but those overdue."""
+        return self.foreground.attending > 0 and not self._pace.slow
+
+    @property
+    def step_due(self) -> bool:
+        """Whether a loop that attends is to make a `step`."""
+        return self._by_loop and self._soon()
+
+    def step(self) -> None:
+        """Learn and plan a little, and look at what time alone has ended."""
         with self.lock:
             self._plan_wanted = False
             self._look_ns = self.clock() + _LOOK_NS
@@ -250,7 +251,10 @@ class Engine:
 
     def _wanted(self) -> bool:
         overdue = self._open_ended() and self.clock() >= self._look_ns
-        return bool(self._plan_wanted or overdue or (self._released and self.core.unanswered))
+        return overdue or (not self._by_loop and self._soon())
+
+    def _soon(self) -> bool:
+        return bool(self._plan_wanted or (self._released and self.core.unanswered))
 
     def _open_ended(self) -> bool:
         return bool(self.core.reading or self.core.unanswered or not self.driver.writer.idle)
@@ -260,13 +264,6 @@ class Engine:
         if not self._wanted():
             return 0
         return _LEARNING_NS if self.core.foresight.learning_due else _STEP_NS
-
-    def give_way(self) -> None:
-        """Let callers who are in a hurry have the lock first, but not for ever."""
-        for _ in range(_YIELDS_MAX):
-            if not self.urgent:
-                return
-            time.sleep(_YIELD_S)
 
     def check(self) -> None:
         """Raise EngineError if the engine can do nothing more."""
@@ -291,7 +288,7 @@ class Engine:
     def _end(self) -> None:
         """Whoever waits has nothing to wait for."""
         self.at_end()
-        self._front_wake.ring()
+        self.foreground.end()
         with self.lock:
             for tell in self.awaiting:
                 tell()

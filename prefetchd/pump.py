@@ -10,12 +10,24 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sized
 
 from prefetchd.model import Hinted
 
 _NAP_S, _IDLE_S = 150e-6, 50e-3
 _ASLEEP_S, _LOOKS_BEFORE = 0.5, 60  # when it has looked so often, some seconds, in vain
+
+
+_YIELDS_MAX, _YIELD_S = 20, 50e-6
+
+
+def give_way(urgent: Sized) -> None:
+    """Let callers who are in a hurry have the lock first, but not for ever."""
+    for _ in range(_YIELDS_MAX):
+        if not urgent:
+            return
+        time.sleep(_YIELD_S)
 
 
 class Pump:

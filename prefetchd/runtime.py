@@ -126,7 +126,7 @@ class Runtime(Attaching, Closing):
         timeout_ns = self._timeout_ns if timeout_s is None else int(timeout_s * 1e9)
         engine.urgent.append(1)
         try:
-            if engine.core.reading:
+            if engine.core.reading and not engine.foreground.attending:
                 engine.collect()  # what has arrived is not late
             with engine.lock:
                 ticket = self._open_ticket(pages, stamps)

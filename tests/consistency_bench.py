@@ -135,12 +135,14 @@ class World:
         self.counts: Counter[str] = Counter()
         self._patches = ExitStack()
         virtual = {
-            "select": SimpleNamespace(poll=lambda: _Poll(self.clock), POLLIN=select.POLLIN),
-            "time": SimpleNamespace(monotonic_ns=self.clock),
-            "Pump": _NoPump,
+            "foreground.select": SimpleNamespace(
+                poll=lambda: _Poll(self.clock), POLLIN=select.POLLIN
+            ),
+            "engine.time": SimpleNamespace(monotonic_ns=self.clock),
+            "engine.Pump": _NoPump,
         }
         for name, stand_in in virtual.items():
-            self._patches.enter_context(mock.patch(f"prefetchd.engine.{name}", stand_in))
+            self._patches.enter_context(mock.patch(f"prefetchd.{name}", stand_in))
         self._patches.enter_context(mock.patch("prefetchd.transfers._CLOSE_TIMEOUT_NS", 10**6))
         self.device: Faulty
         self._key = None

@@ -9,7 +9,7 @@ import numpy as np
 
 from prefetchd.catalog import Catalog
 from prefetchd.commit import Commit
-from prefetchd.device import File
+from prefetchd.device import OP, WRITE, File
 from prefetchd.devices.memory import Memory
 from prefetchd.driver import Driver
 from prefetchd.format import Binding
@@ -68,6 +68,28 @@ def test_a_demand_overtakes_prefetches_that_the_device_has_no_room_for() -> None
     read(driver, IoClass.PREFETCH, 0, 1, 2)
     read(driver, IoClass.DEMAND, 4, 5)
     assert [slot for slot, _ in reaped(driver)] == [0, 4, 5, 1, 2] == device.started
+    device.close()
+
+
+def test_writes_are_let_past_demands_that_never_end() -> None:
+    driver, device = make()
+    write = np.zeros(2, OP)
+    write["kind"], write["length"], write["tag"] = WRITE, 4096, [1 << 63, 1 << 63 | 1]
+    driver.waiting[IoClass.WRITE_BACK] += [write[:1], write[1:]]
+    kinds: list[int] = []
+    begin = device.submit
+
+    def submit(ops: Any) -> int:
+        taken = begin(ops)
+        kinds.extend(ops["kind"][:taken].tolist())
+        return taken
+
+    device.submit = submit  # type: ignore[method-assign]
+    for turn in range(200):
+        read(driver, IoClass.DEMAND, turn % SLOTS)
+        device.reap()
+    (places,) = (np.array(kinds) == WRITE).nonzero()
+    assert places.tolist() == [64, 129], "after so many reads, one of them"
     device.close()
 
 

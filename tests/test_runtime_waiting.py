@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 import prefetchd
-from prefetchd import EngineError, Runtime, Ticket, engine
+from prefetchd import EngineError, Runtime, Ticket, foreground
 from prefetchd.model import Demanded, Ids
 from prefetchd.predictor import Guess, Predictor
 from tests.runtime_bench import (
@@ -136,13 +136,13 @@ def test_two_threads_that_demand_at_once_get_their_own_pages(tmp_path: Path) -> 
 def test_a_waiter_hears_of_what_another_thread_has_collected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(engine, "_NAP_NS", 3600 * 10**9)
+    monkeypatch.setattr(foreground, "_NAP_NS", 3600 * 10**9)
     with FaultyRuntime(options=PLAIN) as runtime:
         runtime.put(keys(1), content(1)).wait()
         harm_next(runtime, (0, "stall"))
         ticket = runtime.demand(np.array([0]))
         waiter = Aside(ticket.wait)
-        runtime.engine.wait(lambda: runtime.engine._foreground == 2)
+        runtime.engine.wait(lambda: runtime.engine.foreground.count == 2)
         with runtime.engine.lock:
             runtime._parts.device.release_stalled()  # type: ignore[attr-defined]
             runtime.engine.collect()
@@ -197,7 +197,7 @@ def test_closing_ends_every_wait_in_words() -> None:
     _, others = crowded(runtime)
     ticket = runtime.demand(others, timeout_s=3600)
     thread = Aside(ticket.wait)
-    runtime.engine.wait(lambda: runtime.engine._foreground == 2)
+    runtime.engine.wait(lambda: runtime.engine.foreground.count == 2)
 
     async def main() -> None:
         waiting = asyncio.ensure_future(wait_for(ticket))

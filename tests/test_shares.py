@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from prefetchd.drive_profile import load_profile
 from prefetchd.model import IoClass
 from prefetchd.sidecar.loop_turns import LoopTurns
-from prefetchd.sidecar.shares import UNBOUNDED, DriveShares, FairOrder, Window
+from prefetchd.sidecar.shares import DriveShares, FairOrder
+from prefetchd.sidecar.window import UNBOUNDED, Window
 from tests.tenants_virtual import course
 
 DEMAND, PREFETCH, WRITE = IoClass.DEMAND, IoClass.PREFETCH, IoClass.WRITE_BACK
@@ -164,6 +165,64 @@ def test_a_window_finds_what_keeps_a_drive_busy_and_no_more() -> None:
         for _ in range(40):
             run(-(-window.bytes // PAGE), page_ns)
         assert fewest <= window.bytes / PAGE <= most
+
+
+def test_a_window_is_of_the_drive_and_not_of_a_host_that_notices_late() -> None:
+    window, now_ns = Window(), 0
+
+    def learn(noticed_ns: list[int]) -> None:
+        for latency_ns in noticed_ns:
+            window.alone(PAGE, latency_ns)
+
+    def busy(rounds: int) -> None:
+        nonlocal now_ns
+        for _ in range(rounds):
+            now_ns += 1_000_000
+            window.moved(16 * PAGE, 16, 16_000_000, now_ns, busy=True, limited=True)
+
+    learn([100_000])
+    busy(100)
+    wide = window.bytes
+    learn(([2_000_000] * 30 + [100_000]) * 8)
+    window.alone(4096, 1000)
+    assert 0.97 * wide <= window.bytes <= wide, "neither by late ends nor by reads that move little"
+    for _ in range(9):
+        window.moved(PAGE, 1, 1_000_000, now_ns, busy=False, limited=True)
+    assert wide + 3 * PAGE <= window.bytes <= wide + (1 << 18), "it ran dry, and somebody waited"
+    busy(64)
+    assert window.bytes <= wide
+    learn([1_500_000] * 200)
+    assert window.bytes > 9 * wide, "a drive that has become slow"
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2000), st.integers(1, 8), st.integers(1, 300))
+def test_who_rested_has_a_credit_once_and_its_share_in_the_end(
+    credit: int, weight: int, cost: int
+) -> None:
+    order = FairOrder(credit)
+    order.join("flood")
+    order.join("quiet", weight)
+    for _ in range(100):
+        order.wait("flood")
+        order.charge("flood", 100)
+    order.wait("quiet")
+    served = 0
+    while order.first() == "quiet":
+        order.charge("quiet", cost)
+        order.wait("quiet")
+        served += cost
+    most = weight * (credit + 100)
+    assert weight * credit <= served <= most + cost
+    both = {"flood": 0, "quiet": 0}
+    for _ in range(3000):
+        turn = order.first()
+        assert isinstance(turn, str)
+        spent = cost if turn == "quiet" else 100
+        order.charge(turn, spent)
+        order.wait(turn)
+        both[turn] += spent
+    assert abs(both["quiet"] / weight - both["flood"]) <= 200 + cost + 1
 
 
 @settings(max_examples=20, deadline=None)

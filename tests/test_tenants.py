@@ -27,7 +27,7 @@ from prefetchd.sidecar.peers import Peer
 from prefetchd.sidecar.protocol import Demand, Find, Ping, Release
 from prefetchd.sidecar.replies import Pong
 from prefetchd.sidecar.session import Session
-from prefetchd.sidecar.shares import Window
+from prefetchd.sidecar.window import Window
 from prefetchd.sidecar.wire import Frames, frame, raw_of, reply_of
 from prefetchd.store import StoreError
 from tests.runtime_bench import BLOCKS, LAYERS, PLAIN, content, keys, layout, pinned

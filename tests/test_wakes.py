@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from prefetchd import engine
+from prefetchd import foreground
 from tests.runtime_bench import BLOCKS, content, keys, open_plain
 
 ROUNDS = 100
@@ -32,7 +32,7 @@ def test_a_put_that_waits_for_an_extent_goes_on_when_it_is_free(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The flush after which an extent is free ends no put; it was slept through for 100 ms."""
-    monkeypatch.setattr(engine, "select", SimpleNamespace(poll=Poller, POLLIN=select.POLLIN))
+    monkeypatch.setattr(foreground, "select", SimpleNamespace(poll=Poller, POLLIN=select.POLLIN))
     monkeypatch.setattr(Poller, "overslept", 0)
     pages = content(1)
     with open_plain(None) as runtime:

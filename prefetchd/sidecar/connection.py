@@ -14,13 +14,23 @@ import select
 import socket
 from collections.abc import Callable, Hashable, Sequence
 
-from prefetchd.sidecar.loop_turns import BYTES_A_COST, MESSAGE_COST, READ_COST, READS_COST, USE_COST
+from prefetchd.sidecar.loop_turns import (
+    BYTES_A_COST,
+    MESSAGE_COST,
+    READ_COST,
+    READS_COST,
+    STEP_COST,
+    USE_COST,
+)
 from prefetchd.sidecar.peers import Peer, peer_of
 from prefetchd.sidecar.protocol import (
     HELLO_BYTES_MAX,
     AskStats,
     Erase,
     Hello,
+    HintChain,
+    HintDone,
+    HintPages,
     Message,
     Request,
     Used,
@@ -170,6 +180,8 @@ class Connection:
         begun = session.reading - before
         if isinstance(request, AskStats):
             cost += _STATS_COST
+        elif isinstance(request, HintChain | HintPages | HintDone):
+            cost += STEP_COST
         elif isinstance(request, Used):
             cost += USE_COST * (len(request.counts) // 8)
         return cost + (READS_COST + begun * READ_COST if begun > 0 else 0)

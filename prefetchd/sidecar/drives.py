@@ -137,8 +137,7 @@ class DriveGate(Gate):
     ) -> int:
         if len(drive.gates) == 1 or self not in drive.gates:
             return device.submit(ops)  # alone, or closed
-        ops = ops[: max(0, device.depth - device.in_flight)]
-        lengths = ops["length"].astype(np.int64)
+        lengths = ops["length"][: max(0, device.depth - device.in_flight)].astype(np.int64)
         with drive.lock:
             alone = not drive.shares.in_flight
             granted = drive.shares.grant(self, io_class, lengths)
@@ -147,7 +146,8 @@ class DriveGate(Gate):
             with drive.lock:
                 drive.shares.refuse(self, int(lengths[taken:granted].sum()))
         begun_ns = now_ns if io_class < IoClass.WRITE_BACK else 0
-        for tag, length in ops[["tag", "length"]][:taken].tolist():
+        begun = zip(ops["tag"][:taken].tolist(), lengths[:taken].tolist(), strict=True)
+        for tag, length in begun:
             self._flying[tag] = drive, length, begun_ns, alone
             alone = False
         self._tell(drive)

@@ -18,16 +18,24 @@ Task = Callable[[], int]
 # asked for, and not on what else this machine does.
 MESSAGE_COST, BYTES_A_COST = 20, 64
 READS_COST, READ_COST = 200, 8
-"""Of giving reads to a drive or taking their ends, once and for each."""
+"""Of asking for reads, or of being told of their ends, once and for each."""
+BEGINS_COST, BEGIN_COST = 150, 4
+"""Of giving operations to a drive, once and for each."""
+STEP_COST = 150
+"""Of a hint, and of a step of learning and planning."""
 USE_COST = 5
 """Of a demand that was met in place."""
-VERIFIED_BYTES_A_COST = 8192
-_SLICE_COST = 500
+VERIFIED_BYTES_A_COST = 4096
+PART_PAGES = 8
+"""Of reads whose end is taken note of without a look at the sockets, while there are others."""
+_SLICE_COST, _SHARED_SLICE_COST = 500, 150
+_CREDIT = 1000
+"""Of a member that comes to ask: a demand, from its message to its answer, fits in."""
 
 
 class LoopTurns:
     def __init__(self) -> None:
-        self._order = FairOrder()
+        self._order = FairOrder(_CREDIT)
         self._lines: dict[Hashable, dict[Hashable, Task]] = {}
         self._served: Hashable = None  # the member whose task is being carried out
 
@@ -54,10 +62,11 @@ class LoopTurns:
         if not self._lines:
             self._order.forget_settled()
 
-    def work(self) -> None:
-        """One slice: a task at least, if there is one."""
-        spent = 0
-        while spent < _SLICE_COST and (member := self._order.first()) is not None:
+    def work(self, *, shared: bool = False) -> None:
+        """One slice: a task at least, if there is one. Hardly more if it is `shared`, so that who
+        comes meanwhile waits for no more than a task."""
+        spent, most = 0, _SHARED_SLICE_COST if shared else _SLICE_COST
+        while spent < most and (member := self._order.first()) is not None:
             line, self._served = self._lines[member], member
             key = next(iter(line))
             cost = line.pop(key)()  # which may offer more, or withdraw what is there

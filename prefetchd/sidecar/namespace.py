@@ -24,6 +24,7 @@ from prefetchd.options import Options
 from prefetchd.runtime import Runtime
 from prefetchd.sidecar import path_changes
 from prefetchd.sidecar.arena import StagingArena
+from prefetchd.sidecar.arrivals import Arrivals
 from prefetchd.sidecar.drives import DriveGate
 from prefetchd.sidecar.marks import IN_ORDER, Readers
 from prefetchd.sidecar.memory import Memory
@@ -96,6 +97,7 @@ class Namespace:
             self.readers = runtime.read_in_place(Readers(runtime.slots))
         self.opening = secrets.token_bytes(16)
         self.fingerprint = runtime.fingerprint
+        self.arrivals = Arrivals(runtime.engine, runtime.page_bytes)
         self.waiting = 0
         """Demands that have no answer yet; while there are any, the loop attends to the device."""
         self.attended = False  # whether the loop does

@@ -64,6 +64,11 @@ class Namespaces:
         self.open[namespace.name] = namespace
 
     @property
+    def shared(self) -> bool:
+        """Whether there are clients of several."""
+        return sum(namespace.clients > 0 for namespace in self.open.values()) > 1
+
+    @property
     def configured(self) -> frozenset[str]:
         """Names of those that the configuration has."""
         return frozenset(self._configured)

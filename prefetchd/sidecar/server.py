@@ -31,7 +31,7 @@ from prefetchd.sidecar.namespace import Namespace
 from prefetchd.sidecar.namespaces import Namespaces
 from prefetchd.sidecar.place import Place
 from prefetchd.sidecar.supervisor import NOBODY
-from prefetchd.sidecar.tenancy import collect, use_drives
+from prefetchd.sidecar.tenancy import offer_step, use_drives, why_stopped
 
 log = logging.getLogger("prefetchd")
 
@@ -83,7 +83,7 @@ class Server:
             handler = self._handlers.get(descriptor)
             if handler is not None:  # its connection may have ended in this turn
                 handler(mask)
-        self._turns.work()
+        self._turns.work(shared=self.namespaces.shared)
         self._do_later()
         self._attend()
         self.supervisor.beat()
@@ -119,6 +119,7 @@ class Server:
         """Look at the devices for which somebody waits, and at no others."""
         for namespace in self.namespaces.open.values():
             if namespace.attended == (namespace.waiting > 0):
+                offer_step(namespace, self._turns)
                 continue
             namespace.attended = not namespace.attended
             descriptor, engine = namespace.device_fd, namespace.runtime.engine
@@ -143,7 +144,8 @@ class Server:
         self.namespaces.open.pop(namespace.name, None)
         namespace.runtime.books.serves[0] = 0
         self._turns.withdraw(namespace)
-        self._turns.withdraw(("go on", namespace))
+        for what in ("go on", "step", "arrived"):
+            self._turns.withdraw((what, namespace))
         if namespace.attended:
             namespace.attended = False
             self._disregard(namespace)
@@ -151,27 +153,38 @@ class Server:
             connection.refuse("stopped", why)
 
     def _collect(self, namespace: Namespace, _: int) -> None:
-        task = partial(self._collected, namespace)
+        task = partial(self._reap, namespace)
         self._turns.offer(namespace.name, namespace.weight, namespace, task)
 
-    def _collected(self, namespace: Namespace) -> int:
+    def _reap(self, namespace: Namespace) -> int:
+        shared = self.namespaces.shared
+        return self._arrived(namespace, lambda: namespace.arrivals.reap(in_parts=shared))
+
+    def _arrived(self, namespace: Namespace, task: Callable[[], int]) -> int:
         try:
-            cost = collect(namespace)
+            cost = task()
         except EngineError as error:
             self._broken(namespace, str(error))
             return 0
         self._do_later()  # whose pages have come is not to wait for another's turn
+        if namespace.arrivals:
+            rest = partial(self._arrived, namespace, namespace.arrivals.go_on)
+            self._turns.offer(namespace.name, namespace.weight, ("arrived", namespace), rest)
         return cost
 
     def look_after(self, namespace: Namespace) -> None:
         """It was opened: from here on it is one of those that this serves."""
         use_drives(namespace, self._drives, self._turns, self.later)
-        ended = partial(self._broken, namespace, "the engine has stopped")
+        ended = partial(self._stopped, namespace)
         with namespace.runtime.engine.lock:
             namespace.runtime.engine.awaiting.append(partial(self.later, ended))
 
+    def _stopped(self, namespace: Namespace) -> None:
+        self._broken(namespace, why_stopped(namespace))
+
     def _broken(self, namespace: Namespace, why: str) -> None:
         namespace.waiting = 0
+        namespace.arrivals.forget()
         namespace.let_go_of_drives()
         log.error("namespace %s: %s", namespace.name, why)
         for connection in self._clients(namespace):

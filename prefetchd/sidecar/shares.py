@@ -18,9 +18,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from prefetchd.sidecar.window import UNBOUNDED, Window
+
 WEIGHT_MAX = 1000
 _SCALE = 1 << 20  # of time, so that whole numbers will do
-UNBOUNDED = 1 << 62
 
 
 def check_weight(weight: int) -> int:
@@ -41,9 +42,15 @@ class _Standing:
 
 
 class FairOrder:
-    """Members wait, the `first` is served, and its cost is charged."""
+    """Members wait, the `first` is served, and its cost is charged.
 
-    def __init__(self) -> None:
+    `credit`, in cost at weight 1: so much of its share may a member that rested have served before
+    it counts as having waited only from now. What it asks in short bursts then goes before the work
+    of those who ask without end, who get as much less as it was served ahead of them, and no more.
+    """
+
+    def __init__(self, credit: int = 0) -> None:
+        self._credit = credit * _SCALE
         self._members: dict[Hashable, _Standing] = {}
         self._waiting: dict[Hashable, _Standing] = {}
         self._time = 0
@@ -56,7 +63,8 @@ class FairOrder:
             known.weight = check_weight(weight)
             return
         self._joined += 1
-        self._members[member] = _Standing(check_weight(weight), self._joined, self._time)
+        start = self._time - self._credit
+        self._members[member] = _Standing(check_weight(weight), self._joined, start)
 
     def leave(self, member: Hashable) -> None:
         self._members.pop(member, None)
@@ -71,7 +79,7 @@ class FairOrder:
         standing = self._members[member]
         if not standing.waits:
             standing.waits = True
-            standing.start = max(self._time, standing.finish)
+            standing.start = max(self._time - self._credit, standing.finish)
             self._waiting[member] = standing
         standing.handicap = handicap * _SCALE
 
@@ -110,74 +118,20 @@ class FairOrder:
     def forget_settled(self) -> None:
         """Let go of those that wait for nothing and owe nothing: they would come back the same."""
         for member in [
-            m for m, s in self._members.items() if not s.waits and s.finish <= self._time
+            m
+            for m, s in self._members.items()
+            if not s.waits and s.finish <= self._time - self._credit
         ]:
             del self._members[member]
 
     def charge(self, member: Hashable, cost: int) -> None:
         """So much of its work was served, whether it had waited or not."""
         standing = self._members[member]
-        start = standing.start if standing.waits else max(self._time, standing.finish)
+        rested = max(self._time - self._credit, standing.finish)
+        start = standing.start if standing.waits else rested
         self._time = max(self._time, start)
         standing.finish = start + cost * _SCALE // standing.weight
         standing.start = standing.finish
-
-
-class Window:
-    """How many bytes in flight keep a drive busy and little more: its rate times how long one read
-    alone takes, and one such read. Unbounded until reads were seen that queued in the drive: only
-    a drive that has more to do than it can shows its rate."""
-
-    def __init__(self, interval_ns: int = 5_000_000) -> None:
-        self._interval_ns = interval_ns
-        self._alone_ns = self._alone_bytes = 0.0
-        self._rate = 0.0  # bytes a ns
-        self._since_ns = 0
-        self._busy = False
-        self._moved = self._reads = self._waits_ns = 0
-
-    @property
-    def bytes(self) -> int:
-        if self._rate == 0 or self._alone_ns == 0:
-            return UNBOUNDED
-        return int(self._rate * self._alone_ns + self._alone_bytes)
-
-    def alone(self, size: int, latency_ns: int) -> None:
-        """A read ended that had nothing ahead of it when it began. Short times count for more: a
-        busy host notices an end late, and never too soon."""
-        if self._alone_ns == 0:
-            self._alone_ns, self._alone_bytes = float(latency_ns), float(size)
-        step = min(latency_ns - self._alone_ns, self._alone_ns)
-        self._alone_ns = max(1.0, self._alone_ns + step / (8 if step < 0 else 32))
-        self._alone_bytes += (size - self._alone_bytes) / 16
-
-    def moved(
-        self, size: int, reads: int, waits_ns: int, now_ns: int, *, busy: bool, limited: bool
-    ) -> None:
-        """Operations of `size` bytes have ended, among them so many reads, which took so long
-        together. `busy`: others are in flight still. `limited`: somebody waits for this window."""
-        self._moved += size
-        self._reads += reads
-        self._waits_ns += waits_ns
-        self._busy &= busy
-        spent_ns = now_ns - self._since_ns
-        if spent_ns >= self._interval_ns or not busy:
-            if self._busy and self._reads and self._alone_ns and spent_ns < 4 * self._interval_ns:
-                queued = self._waits_ns / self._reads / self._alone_ns
-                self._judge(self._moved / spent_ns, queued, limited=limited)
-            self._since_ns, self._busy = now_ns, busy
-            self._moved = self._reads = self._waits_ns = 0
-
-    def _judge(self, rate: float, queued: float, *, limited: bool) -> None:
-        """`queued`: how many times as long as alone reads have taken."""
-        if self._rate == 0:
-            self._rate = rate if queued > 2 else 0.0
-        elif rate > self._rate:
-            self._rate = rate
-        elif queued > 2:
-            self._rate += (rate - self._rate) / 8
-        elif limited and queued < 1.15:
-            self._rate *= 1.1
 
 
 _HANDICAPS = (0, 2, 4)

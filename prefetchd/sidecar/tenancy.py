@@ -15,7 +15,7 @@ from prefetchd.gpu import GpuError
 from prefetchd.layout import LayoutError
 from prefetchd.registry import RegistryError
 from prefetchd.sidecar.drives import Drives
-from prefetchd.sidecar.loop_turns import READ_COST, READS_COST, VERIFIED_BYTES_A_COST, LoopTurns
+from prefetchd.sidecar.loop_turns import BEGINS_COST, STEP_COST, LoopTurns
 from prefetchd.sidecar.memory import Memory
 from prefetchd.sidecar.namespace import Namespace, NamespaceSettings, open_namespace
 from prefetchd.sidecar.session_puts import Later
@@ -52,17 +52,30 @@ def go_on(namespace: Namespace) -> int:
     except EngineError as error:
         log.info("namespace %s: %s", namespace.name, error)
         namespace.let_go_of_drives()
-    return READS_COST
+    return BEGINS_COST
 
 
-def collect(namespace: Namespace) -> int:
-    """Take note of what its device has finished; what that has cost the loop. Raises
-    EngineError."""
-    runtime = namespace.runtime
-    before = runtime.engine.core.reading
-    runtime.engine.collect()
-    pages = max(0, before - runtime.engine.core.reading)
-    return READS_COST + pages * (READ_COST + runtime.page_bytes // VERIFIED_BYTES_A_COST)
+def offer_step(namespace: Namespace, turns: LoopTurns) -> None:
+    """Have it learn and plan in its turn, if it wants to."""
+    if namespace.runtime.engine.step_due:
+        task = partial(_step, namespace)
+        turns.offer(namespace.name, namespace.weight, ("step", namespace), task)
+
+
+def _step(namespace: Namespace) -> int:
+    try:
+        namespace.runtime.engine.step()
+    except EngineError as error:
+        log.info("namespace %s: %s", namespace.name, error)
+    return STEP_COST
+
+
+def why_stopped(namespace: Namespace) -> str:
+    try:
+        namespace.runtime.engine.check()
+    except EngineError as error:
+        return str(error)
+    return "the engine has stopped"
 
 
 def opened_or_why(name: str, settings: NamespaceSettings, memory: Memory) -> Namespace | str:

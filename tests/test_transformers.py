@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -15,7 +17,8 @@ import numpy as np
 import pytest
 
 from prefetchd import Options, block_keys
-from prefetchd.model import Idle
+from prefetchd.driver import Driver, RawReads
+from prefetchd.model import Completed, Idle
 from tests.tiny_model import LAYERS, builtin_cache, prompt, stored, tiny_model, torch, usual, word
 
 adapter = pytest.importorskip("prefetchd.adapters.transformers")
@@ -120,6 +123,27 @@ def test_a_copy_that_failed_keeps_no_pages(monkeypatch: pytest.MonkeyPatch) -> N
         engine = kv.runtime.engine  # what was put is kept until it has been written
         patience_ns = engine.clock() + 20_000_000_000
         assert engine.wait(lambda: not engine.core.staging.pins.any(), patience_ns)
+
+
+def test_the_thread_that_computes_checks_no_pages_but_the_sinks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    usually, checked = Driver.verify, Counter[bool]()
+
+    def verify(driver: Driver, reads: RawReads) -> Completed:
+        checked[threading.current_thread() is threading.main_thread()] += len(reads.pages)
+        return usually(driver, reads)
+
+    monkeypatch.setattr(Driver, "verify", verify)
+    model, ids = tiny_model(), prompt(200)
+    options = replace(QUIET, staging_bytes=24 * 4096)  # of 40 pages a pass
+    with adapter.open(model, None, blocks=BLOCKS, options=options) as kv:
+        stored(kv, ids, 1)
+        checked.clear()
+        assert stored(kv, ids, 4) == usual(model, ids, 4)
+        slots = kv.runtime.slots  # so many may have been on their way when it began
+        assert checked[True] <= LAYERS + slots
+        assert checked[False] > 3 * slots
 
 
 def test_pages_that_are_padded_on_the_medium_are_gathered_without_it(tmp_path: Path) -> None:

@@ -291,8 +291,6 @@ class Catalog:
         if self.cipher is not None:
             return self.cipher.open(self.table[blocks], layers, staging, slots.tolist())
         exact = staging[:, : self.superblock.page_bytes]
-        found = page_checksums(
-            [exact[slot] for slot in slots.tolist()], self._seeds[blocks], layers
-        )
+        found = page_checksums(exact, slots, self._seeds[blocks], layers)
         good: Mask = found == self._checksums[blocks, layers]
         return good

@@ -16,7 +16,6 @@ encrypted (`prefetchd.cipher`), tags stand in the place of checksums, and names 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +24,8 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from prefetchd.hashing import hash_rows
+from prefetchd.model import Ids
 from prefetchd.records import Words, mixed, multipliers, record_dtype
 
 FORMAT_VERSION = 3
@@ -175,12 +176,11 @@ def page_checksum(page: NDArray[np.uint8] | memoryview, seed: int, layer: int) -
 
 
 def page_checksums(
-    pages: Sequence[Any], seeds: NDArray[np.uint64], layers: NDArray[np.int64]
+    rows: NDArray[np.uint8], places: Ids, seeds: NDArray[np.uint64], layers: Ids
 ) -> NDArray[np.uint64]:
-    """The same of many pages, an array of bytes each. xxhash takes one a call, and around pages
-    of a few KiB a loop written out costs as much as hashing them."""
+    """The same of many pages: the rows of an array that are at `places`."""
     bound = (seeds + layers.view(np.uint64)).tolist()  # wraps around as `page_checksum` does
-    return np.fromiter(map(xxhash.xxh3_64_intdigest, pages, bound), np.uint64, len(pages))
+    return hash_rows(rows, places, bound)
 
 
 # --- superblocks ---

@@ -218,7 +218,8 @@ def test_a_page_checksum_is_bound_to_what_the_page_is() -> None:
     assert page_checksum(page, highest, 1) == page_checksum(page, 0, 0)
     seeds, layers = np.array([0, highest, 7], np.uint64), np.array([0, 1, 3])
     one_by_one = [page_checksum(page, int(s), int(n)) for s, n in zip(seeds, layers, strict=True)]
-    assert page_checksums([page] * 3, seeds, layers).tolist() == one_by_one
+    rows = np.stack([page, page[::-1], page])
+    assert page_checksums(rows, np.array([0, 2, 0]), seeds, layers).tolist() == one_by_one
 
 
 @given(st.data(), st.integers(0, 7))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,12 +17,14 @@ import numpy as np
 import pytest
 
 from prefetchd import Options, block_keys
-from prefetchd.model import Idle
+from prefetchd.driver import Driver, RawReads
+from prefetchd.model import Completed, Idle
 from tests.tiny_model import LAYERS, builtin_cache, prompt, stored, tiny_model, torch, usual, word
 
 adapter = pytest.importorskip("prefetchd.adapters.transformers")
 
 BLOCKS = 40
+Work = Callable[[], object]
 QUIET = Options(predictor="attention", staging_bytes=1 << 18)  # 64 pages of 160, float32
 
 
@@ -58,32 +62,31 @@ def test_exact_mode_says_the_same_tokens(dtype: str, length: int, tmp_path: Path
             assert stored(kv, ids, new) == expected
 
 
-class Lazy(Future[bool]):
-    """A copy that is made when its end is waited for, and not before."""
+class LateCopy:
+    """Work that is done when its end is waited for, and what follows it when there is more to do:
+    the latest that a thread beside this one could be."""
 
-    def __init__(self, copy: Callable[[], bool]) -> None:
-        super().__init__()
-        self._copy = copy
+    def __init__(self, work: Work, then: Work) -> None:
+        self._work, self._then = work, then
 
-    def result(self, timeout: float | None = None) -> bool:
+    def wait(self) -> None:
         with torch.inference_mode():
-            return self._copy()
+            self._work()
 
-    def exception(self, timeout: float | None = None) -> BaseException | None:
-        try:
-            self.result()
-        except RuntimeError as error:
-            return error
-        return None
+    def end(self) -> None:
+        with suppress(KeyError), torch.inference_mode():  # nobody waited for it, or it has ended
+            self._then()
 
 
 def test_pages_stay_where_they_are_until_a_late_copy_has_been_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    copies: list[Lazy] = []
+    copies: list[LateCopy] = []
 
-    def begin(copier: Any, copy: Callable[[], bool]) -> Lazy:
-        copies.append(Lazy(copy))
+    def begin(copier: Any, work: Work, then: Work) -> LateCopy:
+        if copies:
+            copies[-1].end()
+        copies.append(LateCopy(work, then))
         return copies[-1]
 
     monkeypatch.setattr(adapter.Copier, "begin", begin)
@@ -99,20 +102,48 @@ def test_pages_stay_where_they_are_until_a_late_copy_has_been_made(
 
 
 def test_a_copy_that_failed_keeps_no_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> bool:
-        raise RuntimeError("no memory for a copy")
+    far = pytest.importorskip("prefetchd.adapters.far").Far
+    usually, calls = far.gather, 0
+
+    def fail(*given: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == LAYERS + 3:  # after those of the sinks
+            raise RuntimeError("no memory for a copy")
+        usually(*given)
 
     model, ids = tiny_model(), prompt(200)
     with adapter.open(model, None, blocks=BLOCKS, options=QUIET) as kv:
         stored(kv, ids, 4)
         with monkeypatch.context() as patch:
-            patch.setattr(adapter.Copier, "begin", lambda copier, copy: Lazy(fail))
+            patch.setattr(far, "gather", fail)
             with pytest.raises(RuntimeError, match="no memory"):
                 stored(kv, ids, 4)
         assert stored(kv, ids, 4) == usual(model, ids, 4), "another sequence goes on"
         engine = kv.runtime.engine  # what was put is kept until it has been written
         patience_ns = engine.clock() + 20_000_000_000
         assert engine.wait(lambda: not engine.core.staging.pins.any(), patience_ns)
+
+
+def test_the_thread_that_computes_checks_no_pages_but_the_sinks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    usually, checked = Driver.verify, Counter[bool]()
+
+    def verify(driver: Driver, reads: RawReads) -> Completed:
+        checked[threading.current_thread() is threading.main_thread()] += len(reads.pages)
+        return usually(driver, reads)
+
+    monkeypatch.setattr(Driver, "verify", verify)
+    model, ids = tiny_model(), prompt(200)
+    options = replace(QUIET, staging_bytes=24 * 4096)  # of 40 pages a pass
+    with adapter.open(model, None, blocks=BLOCKS, options=options) as kv:
+        stored(kv, ids, 1)
+        checked.clear()
+        assert stored(kv, ids, 4) == usual(model, ids, 4)
+        slots = kv.runtime.slots  # so many may have been on their way when it began
+        assert checked[True] <= LAYERS + slots
+        assert checked[False] > 3 * slots
 
 
 def test_pages_that_are_padded_on_the_medium_are_gathered_without_it(tmp_path: Path) -> None:

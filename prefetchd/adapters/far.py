@@ -13,13 +13,12 @@ that cannot be had is an error before it is a token.
 from __future__ import annotations
 
 import warnings
-from concurrent.futures import Future
 from functools import partial
 
 import numpy as np
 import torch
 
-from prefetchd.adapters.copying import Copier
+from prefetchd.adapters.copying import Copier, Copy
 from prefetchd.adapters.measuring import Meter
 from prefetchd.adapters.pages import KvLost, Shape
 from prefetchd.model import NO_IDS, Ids, PageHint, Scores, Slots
@@ -28,6 +27,10 @@ from prefetchd.tickets import Ticket
 
 GROUP_LAYERS = 3
 """Layers of one demand: two are held at once, which takes a fifth of 30 layers' pages."""
+
+_GLANCE_S = 20e-6
+"""Taken once a layer for what has arrived. All of a group at its end would keep its first layer
+waiting; and bytes that have just come may still be in a cache."""
 
 
 class Far:
@@ -47,57 +50,56 @@ class Far:
         self._width = 1  # layers of a demand in this pass
         self._groups: dict[int, Ticket] = {}
         self._copier = copier
-        self._copying: Future[bool] | None = None  # the next layer's pages
+        self._copying: Copy | None = None  # the next layer's pages
         self._copied: object = None  # which layer's, and where to
 
     # --- passes that read everything ---
 
     def read(self, layer: int, into: torch.Tensor, following: torch.Tensor | None) -> None:
         """Copy a layer's far pages to `into`, [key or value, head, token, dimension], and begin to
-        copy the next one's to `following`, if they have come. Raises KvLost, ValueError."""
+        copy the next one's to `following`. Raises KvLost, ValueError."""
+        if self._copied != (layer, into.data_ptr(), into.shape):
+            if self._copied is not None:  # in vain; what it holds must not keep this from room
+                self.release()
+            self._begin(layer, into)
+        assert self._copying is not None
+        self._copied = None
+        try:
+            self._copying.wait()
+        except BaseException:
+            self.release()
+            raise
+        if following is not None and layer + 1 < self._shape.layers:
+            self._begin(layer + 1, following)
+
+    def _begin(self, layer: int, into: torch.Tensor) -> None:
+        """Let the copier's thread do the rest."""
+        self._copying = self._copier.begin(
+            partial(self._copy, layer, into), partial(self._pass_on, layer)
+        )
+        self._copied = layer, into.data_ptr(), into.shape
+
+    def _copy(self, layer: int, into: torch.Tensor) -> None:
+        """In the copier's thread: ask, wait, check, copy. Raises KvLost, ValueError."""
         if not self._groups:
             self._width = self._layers_at_once()
-        self._runtime.tend(0)
-        if self._copied_all() != (layer, into.data_ptr(), into.shape):
-            self._ask_from(layer)
-            self.gather(self._slots_of(self._arrived(self._group(layer), layer), layer), into)
+        self._ask_from(layer)
+        ticket = self._arrived(self._groups[layer // self._width], layer)
+        slots: Slots = ticket.slots.reshape(self.count, -1)[:, layer % self._width]
+        self.gather(slots, into)
+
+    def _pass_on(self, layer: int) -> None:
+        """In the copier's thread: check what has arrived meanwhile, give back what was copied, ask
+        for what will be."""
+        self._runtime.tend(_GLANCE_S)
         if layer + 1 == self._shape.layers or (layer + 1) % self._width == 0:
             self._groups.pop(layer // self._width).release()
         self._ask_from(layer + 1)
-        if following is not None and layer + 1 < self._shape.layers and self._group(layer + 1).done:
-            self._begin(layer + 1, following)
-
-    def _group(self, layer: int) -> Ticket:
-        return self._groups[layer // self._width]
-
-    def _begin(self, layer: int, into: torch.Tensor) -> None:
-        """Let a layer's pages be copied as soon as they have come."""
-        self._copying = self._copier.begin(partial(self._copy, self._group(layer), layer, into))
-        self._copied = layer, into.data_ptr(), into.shape
-
-    def _copy(self, ticket: Ticket, layer: int, into: torch.Tensor) -> bool:
-        """In the copier's thread. What is missing is told by the other one."""
-        if ticket.missing.any():
-            return False
-        self.gather(self._slots_of(ticket, layer), into)
-        return True
-
-    def _copied_all(self) -> object:
-        """Wait for the copy that has begun, which reads slots; which it was, if it was made."""
-        copying, self._copying = self._copying, None
-        made = copying is not None and copying.result()
-        return self._copied if made else None
-
-    def _slots_of(self, ticket: Ticket, layer: int) -> Slots:
-        slots: Slots = ticket.slots.reshape(self.count, -1)[:, layer % self._width]
-        return slots
 
     def ask_first(self, into: torch.Tensor) -> None:
         """Another pass over everything will follow: the first layer is probably read to `into`."""
         self.release()
         if self.count:
-            self._width = self._layers_at_once()
-            self._ask_from(0)
             self._begin(0, into)
 
     def _layers_at_once(self) -> int:
@@ -130,7 +132,11 @@ class Far:
         asked_ns = self._runtime.engine.clock()
         stamps = self.stamps[self._sinks + places]
         ticket = self._runtime.demand(self._pages(layer, places), stamps=stamps, scores=mass)
-        self._arrived(ticket, layer)
+        try:
+            self._arrived(ticket, layer)
+        except KvLost:
+            self.release()
+            raise
         if self.meter:
             self.meter.served(ticket, mass, asked_ns)
         # What it has to learn it learns here, where a thread beside this one would only get in
@@ -158,11 +164,10 @@ class Far:
         shape = self._shape
         pages = self.blocks[place] * shape.layers + np.arange(shape.layers)
         stamps = np.full(len(pages), self.stamps[place])
-        ticket = self._arrived(self._runtime.demand(pages, stamps=stamps, once=True), 0)
         rooms = [shape.room(shape.block_tokens) for _ in range(shape.layers)]
-        for layer, room in enumerate(rooms):
-            self.gather(ticket.slots[layer : layer + 1], room)
-        ticket.release()
+        with self._arrived(self._runtime.demand(pages, stamps=stamps, once=True), 0) as ticket:
+            for layer, room in enumerate(rooms):
+                self.gather(ticket.slots[layer : layer + 1], room)
         return rooms
 
     def _arrived(self, ticket: Ticket, layer: int) -> Ticket:
@@ -171,7 +176,6 @@ class Far:
         if missing.any():
             lost = ticket.pages[missing][0] // self._shape.layers
             ticket.release()
-            self.release()
             first = int(np.flatnonzero(self.blocks == lost)[0]) * self._shape.block_tokens
             raise KvLost(
                 f"{np.count_nonzero(missing)} pages from layer {layer} on cannot be had, the first "
@@ -185,8 +189,8 @@ class Far:
         """Give back what is held, once a copy that waits for its pages is over; the sequence may
         go on."""
         if self._copying is not None:
-            self._copying.exception()  # whether it was made is nobody's concern any more
-            self._copying = None
+            self._copying.end()
+            self._copying = self._copied = None
         for ticket in self._groups.values():
             ticket.release()
         self._groups.clear()

@@ -35,17 +35,18 @@ class Near:
         start, count = self.lengths[layer] - self.base, keys.shape[1]
         if start + count > self._recent[layer].shape[2]:
             self._resize(layer, start + count, kept=slice(0, start))
-        recent = self._recent[layer][:, :, start : start + count]
+        recent = self._recent[layer].narrow(2, start, count)
         recent[0], recent[1] = keys, values
         self.lengths[layer] += count
 
     def recent(self, layer: int) -> torch.Tensor:
         """Tokens from `base` on."""
-        return self._recent[layer][:, :, : self.lengths[layer] - self.base]
+        return self._recent[layer].narrow(2, 0, self.lengths[layer] - self.base)
 
     def sinks(self, layer: int) -> torch.Tensor:
         """Those of the first tokens that come before `base`."""
-        return self._sinks[layer][:, :, : self.base]
+        sinks = self._sinks[layer]
+        return sinks.narrow(2, 0, min(self.base, sinks.shape[2]))
 
     def set_sinks(self, layer: int, start: int, tokens: torch.Tensor) -> None:
         self._sinks[layer][:, :, start : start + tokens.shape[2]] = tokens

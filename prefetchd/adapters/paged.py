@@ -71,8 +71,8 @@ class PagedSequence:
         full, middle = self._assembled(layer, far.count)
         if far.count:
             # Choosing layers need no copy ahead, and which of them will choose is not known here.
-            ahead = None if self.selector else self._room(1, full.shape[2])[:, :, middle]
-            far.read(layer, full[:, :, middle], ahead)
+            ahead = None if self.selector else self._ahead(full.shape[2])
+            far.read(layer, middle, ahead)
         if self.selector and (known := self.selector.known(layer)) < far.count:
             blocks = slice(self._sinks + known, self._sinks + far.count)
             self.selector.add(layer, self._blocks(full[0])[:, blocks])
@@ -84,7 +84,7 @@ class PagedSequence:
         assert self.selector is not None
         with self.far.choose(layer, *self.selector.choose(layer)) as ticket:
             full, middle = self._assembled(layer, len(ticket.slots))
-            self.far.gather(ticket.slots, full[:, :, middle])
+            self.far.gather(ticket.slots, middle)
         self._passed(layer)
         return full[0], full[1]
 
@@ -97,21 +97,24 @@ class PagedSequence:
         if self.selector and self.selector.sparse.hints and self.ready(layer):
             self.far.hint(layer, *self.selector.foresee(layer, query))
 
-    def _assembled(self, layer: int, far_blocks: int) -> tuple[torch.Tensor, slice]:
+    # Parts of tensors are taken by `narrow`: an index of slices costs three times as much.
+
+    def _assembled(self, layer: int, far_blocks: int) -> Pair:
         """[key or value, head, token, dimension]: sinks, room for far blocks, the newest tokens;
-        and where that room is."""
+        and that room alone."""
         if self.selector is None:  # else nothing is copied ahead
             self._rooms.reverse()
-        middle = self._middle(layer, far_blocks)
-        recent = self.near.recent(layer)
-        full = self._room(0, middle.stop + recent.shape[2])
-        full[:, :, : middle.start] = self.near.sinks(layer)
-        full[:, :, middle.stop :] = recent
-        return full, middle
+        sinks, recent = self.near.sinks(layer), self.near.recent(layer)
+        start, far, end = sinks.shape[2], far_blocks * self.shape.block_tokens, recent.shape[2]
+        full = self._room(0, start + far + end)
+        full.narrow(2, 0, start).copy_(sinks)
+        full.narrow(2, start + far, end).copy_(recent)
+        return full, full.narrow(2, start, far)
 
-    def _middle(self, layer: int, far_blocks: int) -> slice:
-        start = self.near.sinks(layer).shape[2]
-        return slice(start, start + far_blocks * self.shape.block_tokens)
+    def _ahead(self, tokens: int) -> torch.Tensor:
+        """Room for the far blocks of the next layer to be read, of so many tokens in all."""
+        start = self.near.sinks(0).shape[2]
+        return self._room(1, tokens).narrow(2, start, self.far.count * self.shape.block_tokens)
 
     def _room(self, turn: int, tokens: int) -> torch.Tensor:
         """0: of the layer that is being read; 1: of the next one, which is copied meanwhile."""
@@ -119,7 +122,7 @@ class PagedSequence:
         if room.shape[2] < tokens:
             size = self.shape.block_tokens
             room = self._rooms[turn] = self.shape.room(-(-tokens // size) * size)
-        return room[:, :, :tokens]
+        return room.narrow(2, 0, tokens)
 
     def _blocks(self, tokens: torch.Tensor) -> torch.Tensor:
         """[head, block, token, dimension] of the whole blocks of [head, token, dimension]."""
@@ -131,9 +134,10 @@ class PagedSequence:
             return
         self._seal()
         if self.selector is None:
-            middle = self._middle(0, self.far.count)
-            tokens = middle.stop + self.length() + 1 - self.near.base
-            self.far.ask_first(self._room(1, tokens)[:, :, middle])
+            near = self.near
+            newest = self.length() + 1 - near.base
+            far = self.far.count * self.shape.block_tokens
+            self.far.ask_first(self._ahead(near.sinks(0).shape[2] + far + newest))
         else:
             self.far.release()
 

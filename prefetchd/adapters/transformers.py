@@ -144,8 +144,11 @@ class ModelStore(Closing):
 
     def close(self) -> None:
         self._unhook()
-        self._copier.close()
-        self.runtime.close()
+        # The kernel ends reads with the thread that began them: first those who wait for them.
+        try:
+            self.runtime.close()
+        finally:
+            self._copier.close()
 
     def _unhook(self) -> None:
         for hook in self._hooks:

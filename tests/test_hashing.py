@@ -1,0 +1,52 @@
+"""Rows are hashed as the package xxhash does it, with the interpreter's lock and without."""
+
+from __future__ import annotations
+
+import ctypes
+from importlib import import_module
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import xxhash
+
+from prefetchd import hashing
+
+SEEDS = [0, 1, 2**63, 2**64 - 1]
+
+
+@pytest.mark.parametrize("length", [0, 1, 240, 4096, (1 << 14) - 1, 1 << 14, 24576, 1 << 16])
+@pytest.mark.parametrize("unlocked", [True, False])
+def test_hashes_are_those_of_xxhash(
+    length: int, unlocked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not unlocked:
+        monkeypatch.setattr(hashing, "_unlocked", None)
+    random = np.random.default_rng(length)
+    rows = random.integers(0, 256, (5, length + 24), np.uint8)[:, 8 : 8 + length]
+    places = np.array([4, 0, 0, 2])
+    expected = [
+        xxhash.xxh3_64_intdigest(rows[n].tobytes(), s) for n, s in zip(places, SEEDS, strict=True)
+    ]
+    found = hashing.hash_rows(rows, places, SEEDS)
+    assert found.dtype == np.uint64
+    assert found.tolist() == expected
+    assert len(hashing.hash_rows(rows, places[:0], [])) == 0
+
+
+@pytest.mark.parametrize("length", [4096, 24576])
+def test_no_memory_beyond_the_rows_is_hashed(length: int) -> None:
+    rows = np.zeros((3, length), np.uint8)
+    with pytest.raises(IndexError):
+        hashing.hash_rows(rows, np.array([1, 3]), [0, 0])
+
+
+def test_a_library_that_differs_or_hides_the_function_is_not_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert hashing._library_function() is not None
+    real = ctypes.CDLL(import_module("xxhash._xxhash").__file__)
+    other = SimpleNamespace(XXH3_64bits_withSeed=real.XXH64)  # as many arguments
+    for library in (other, SimpleNamespace()):
+        monkeypatch.setattr(ctypes, "CDLL", lambda path, library=library: library)
+        assert hashing._library_function() is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import itertools
 import os
@@ -192,6 +193,17 @@ def test_threads_that_cannot_be_had_are_a_device_error(
     with pytest.raises(DeviceError, match="8 threads cannot be had: can't start new thread"):
         Threads([], aligned_arena(PAGE), 8)
     assert threading.active_count() == before
+
+
+def test_threads_without_descriptors_for_their_loop_are_a_device_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse() -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(asyncio.events, "new_event_loop", refuse)
+    with pytest.raises(DeviceError, match=r"Too many open files.*ulimit -n"):
+        Threads([], aligned_arena(PAGE), 8)
 
 
 @needs_uring

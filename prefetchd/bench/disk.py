@@ -6,7 +6,7 @@ moved less than 0.95 of the bytes asked for. Other processes on the same drive o
 
 from __future__ import annotations
 
-from pathlib import PurePath
+import os
 
 import psutil
 
@@ -19,7 +19,8 @@ _BYTES_MIN = 1 << 24  # fewer bytes than that prove nothing
 def read_counter(medium: Medium) -> int | None:
     """Bytes that the drive behind `medium` has read since boot; None if nobody counts them."""
     counters = psutil.disk_io_counters(perdisk=True) or {}
-    entry = counters.get(PurePath(medium.device).name)
+    # A volume's name under /dev/mapper is a link to the one that is counted.
+    entry = counters.get(os.path.basename(os.path.realpath(medium.device)))
     return None if entry is None else int(entry.read_bytes)
 
 

@@ -97,8 +97,10 @@ def create_file(path: Path, size_bytes: int, progress: Callable[[int], None]) ->
     """A file full of random bytes, written once. Raises BenchError, of a file system without room
     before anything is written."""
     random = np.random.Generator(np.random.SFC64(1))
+    made = False
     try:
         with path.open("xb") as file:
+            made = True
             os.posix_fallocate(file.fileno(), 0, size_bytes)
             for start in range(0, size_bytes, _CREATE_CHUNK_BYTES):
                 length = min(_CREATE_CHUNK_BYTES, size_bytes - start)
@@ -107,9 +109,12 @@ def create_file(path: Path, size_bytes: int, progress: Callable[[int], None]) ->
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        if not isinstance(error, FileExistsError):
+        if made:
             path.unlink(missing_ok=True)
-        raise BenchError(f"{path} cannot be made: {errno_name(error.errno or 0)}") from error
+        smaller = "; free space or ask for a smaller --size" if error.errno == errno.ENOSPC else ""
+        raise BenchError(
+            f"{path} cannot be made: {errno_name(error.errno or 0)}{smaller}"
+        ) from error
 
 
 def open_file(path: Path, shapes: list[Shape]) -> File:

@@ -15,6 +15,7 @@ from rich.console import Console
 from prefetchd import metrics
 from prefetchd.bench import report
 from prefetchd.bench.findings import labels, notes, percent, verdict
+from prefetchd.bench.report_lines import DECADES_US, decades
 from prefetchd.bench.report_page import COLOURS, STYLE
 from prefetchd.bench.tables import print_replay, replay_table
 from prefetchd.metrics import Distribution, Result, Run
@@ -277,3 +278,20 @@ def test_notes_tell_of_everything_less_than_asked_for() -> None:
 )
 def test_percent(share: float, text: str) -> None:
     assert percent(share) == text
+
+
+@pytest.mark.parametrize(
+    ("values", "first", "last"),
+    [
+        ([12_500.0, 12_600.0], "10 ms", "20 ms"),
+        ([10_000.0], "10 ms", "20 ms"),
+        ([150.0, 90_000.0], "100 µs", "100 ms"),
+        ([0.0], "1 µs", "2 µs"),
+    ],
+)
+def test_a_logarithmic_axis_has_a_tick_on_either_side(
+    values: list[float], first: str, last: str
+) -> None:
+    made = decades(DECADES_US, "time", values)
+    ticks = dict(zip(made["tickvals"], made["ticktext"], strict=True))
+    assert [ticks[round(10**end)] for end in made["range"]] == [first, last]

@@ -17,11 +17,13 @@ _BYTES_MIN = 1 << 24  # fewer bytes than that prove nothing
 
 
 def read_counter(medium: Medium) -> int | None:
-    """Bytes that the drive behind `medium` has read since boot; None if nobody counts them."""
+    """Bytes that the drives behind `medium` have read since boot; None if one is not counted."""
     counters = psutil.disk_io_counters(perdisk=True) or {}
     # A volume's name under /dev/mapper is a link to the one that is counted.
-    entry = counters.get(os.path.basename(os.path.realpath(medium.device)))
-    return None if entry is None else int(entry.read_bytes)
+    names = [os.path.basename(os.path.realpath(device)) for device in medium.devices]
+    if not all(name in counters for name in names):
+        return None
+    return sum(int(counters[name].read_bytes) for name in names)
 
 
 def cached_share(asked_bytes: int, medium_bytes: int | None) -> float | None:

@@ -309,7 +309,7 @@ def test_a_repair_removes_what_fails_and_keeps_the_rest(kv: Path, capsys: Captur
                         found += 1
         assert found == repaired["blocks_stored"]
     shown = run_here(capsys, "store", "repair", kv, "--device", "threads")
-    assert "0 blocks removed, 0 headers" in shown.out
+    assert "blocks removed: 0; headers written: 0" in shown.out
 
 
 def test_a_path_that_cannot_be_read_is_not_emptied(kv: Path) -> None:

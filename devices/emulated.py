@@ -74,7 +74,11 @@ class Emulated(StorageDevice):
         self._due: dict[int, tuple[int, int]] = {}  # tag: when it is served, when it is late
         self._held: list[tuple[int, int, int]] = []  # due, tag, result: ended below, not due yet
         self._alarm = _Alarm()
-        self._epoll = select.epoll()
+        try:
+            self._epoll = select.epoll()
+        except OSError:
+            self._alarm.close()
+            raise
         self._epoll.register(inner.fileno(), select.EPOLLIN)
         self._epoll.register(self._alarm.fd, select.EPOLLIN)
         self._closed = False

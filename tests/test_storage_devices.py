@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
@@ -16,6 +17,7 @@ import liburing
 import numpy as np
 import pytest
 
+from prefetchd.bench.emulation import Emulation, limit_profile
 from prefetchd.device import READ, WRITE, DeviceError, File, StorageDevice
 from prefetchd.devices.emulated import Emulated
 from prefetchd.devices.faulty import Faults, Faulty
@@ -204,6 +206,25 @@ def test_threads_without_descriptors_for_their_loop_are_a_device_error(
     monkeypatch.setattr(asyncio.events, "new_event_loop", refuse)
     with pytest.raises(DeviceError, match=r"Too many open files.*ulimit -n"):
         Threads([], aligned_arena(PAGE), 8)
+
+
+@needs_uring
+@pytest.mark.parametrize(
+    ("make", "call"),
+    [(Liburing, "os.eventfd"), (Emulation(limit_profile(1e9)), "select.epoll")],
+    ids=["liburing", "emulated"],
+)
+def test_a_device_that_gets_no_descriptor_leaves_none_behind(
+    make: Callable[..., StorageDevice], call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(call, refuse)
+    open_before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises((DeviceError, OSError), match="Too many open files"):
+        make([], aligned_arena(PAGE), 4)
+    assert len(os.listdir("/proc/self/fd")) == open_before
 
 
 @needs_uring

@@ -44,9 +44,12 @@ class Emulation:
 
     def __call__(self, files: Sequence[File], arena: Arena, depth: int) -> StorageDevice:
         inner, notes = open_device(Options(device=self._inner, depth=depth), files, arena)
-        device = Emulated(
-            inner, DriveModel(self.profile, self._seed), held=self._held, writes=self._writes
-        )
+        model = DriveModel(self.profile, self._seed)
+        try:
+            device = Emulated(inner, model, held=self._held, writes=self._writes)
+        except BaseException:
+            inner.close()
+            raise
         device.notes = (*notes, *device.notes)
         self._opened.append(device)
         return device

@@ -248,5 +248,6 @@ def test_what_a_cache_gave_and_rounds_that_differ_are_told(
     finally:
         os.close(opened.fd)
     assert kind == "CACHED"  # 120 of 156 MiB
-    (note,) = ring_rounds.unsteady(rows)
-    assert "UNSTEADY: 4KiB@4 b" in note or "UNSTEADY: 4KiB@4 a" in note
+    cached, unsteady = ring_rounds.notes(rows, kind)
+    assert cached.startswith("CACHED: bytes came from a cache")
+    assert unsteady.startswith("UNSTEADY: 4KiB@4 b: its rounds differ by 26.1 %")

@@ -14,7 +14,7 @@ from rich.console import Console
 from prefetchd.bench.fio import has_fio
 from prefetchd.bench.output import Outputs, progress_bars
 from prefetchd.bench.ring import Shape, check_shapes, check_size, create_file, open_file
-from prefetchd.bench.ring_rounds import FIO, Pace, measure, ring_table, unsteady
+from prefetchd.bench.ring_rounds import FIO, Pace, measure, notes, ring_table
 from prefetchd.bench.write import WriteSettings, bench_write, write_table
 from prefetchd.hostinfo import medium_of
 from prefetchd.registry import storage_device_class
@@ -93,6 +93,7 @@ def ring(
         "seconds": seconds,
         "idle_s": idle_s,
         "rows": rows,
+        "notes": [*notes(rows, kind)],
     }
 
     def table() -> None:
@@ -103,7 +104,7 @@ def ring(
         )
         for device_name, engine in dict.fromkeys((row.device, row.engine) for row in rows):
             out.print(f"{device_name}: {engine}", markup=False)
-        for note in unsteady(rows):
+        for note in notes(rows, kind):
             out.print(f"* {note}", markup=False)
 
     encoded = msgspec.json.format(msgspec.json.encode(result), indent=1)

@@ -17,8 +17,8 @@ KINDS = {
     "MEASURED": "a real device, read past the page cache",
     "EMULATED": "a model of a device, not a device",
     "SIMULATED": "a modelled drive under a virtual clock: nothing was read and nothing timed",
-    "RAM": "the store, or a path of it, lies in memory (tmpfs): these are figures of the software, "
-    "not of a drive",
+    "RAM": "what was read lies in memory (tmpfs), all of it or in part: these are figures of the "
+    "software, not of a drive",
     "CACHED": "bytes came from a cache as well as from the drive: faster than the drive alone",
     "UNREAD": "no run read anything from the device: these figures say nothing about it",
 }

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from prefetchd.bench.disk import cached_share, read_counter
-from prefetchd.bench.findings import ROUND_RANGE_MAX, percent
+from prefetchd.bench.findings import KINDS, ROUND_RANGE_MAX, percent
 from prefetchd.bench.fio import run_fio
 from prefetchd.bench.ring import Latency, Rate, Shape, best_turn, run_device
 from prefetchd.device import File
@@ -137,8 +137,12 @@ def _middle(values: Iterable[float | None]) -> float | None:
     return None if None in known else statistics.median(v for v in known if v is not None)
 
 
-def unsteady(rows: Sequence[Row]) -> Iterator[str]:
-    """Rows that are not to be believed to the last digit, in words."""
+def notes(rows: Sequence[Row], kind: str) -> Iterator[str]:
+    """What a reader must know: what was measured, and which rows differ too much."""
+    if kind != "MEASURED":
+        yield f"{kind}: {KINDS[kind]}"
+    if len(rows[0].operations_s_rounds) == 1:
+        yield "one round only: nothing says how much a second would differ"
     for row in rows:
         spread = max(row.operations_s_rounds) - min(row.operations_s_rounds)
         if spread > ROUND_RANGE_MAX * row.operations_s:

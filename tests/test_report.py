@@ -232,7 +232,11 @@ def timed(name: str, tpot_ms: float) -> Run:
         (24.0, 24.0, "attention hid none of the time"),
         (24.0, 28.0, "attention lost 2.00 times the time that plain LRU staging lost"),
         (20.1, 20.0, "Plain LRU staging lost only 0.50 % of a step, too little"),
-        (19.9, 20.0, "attention was the fastest predictor; a step took 20.00 ms, 1.00 times"),
+        (
+            19.9,
+            20.0,
+            "attention took 1.01 times as long as plain LRU staging; a step took 20.00 ms, 1.00",
+        ),
     ],
 )
 def test_the_verdict_is_as_good_or_bad_as_the_result(
@@ -245,6 +249,8 @@ def test_the_verdict_is_as_good_or_bad_as_the_result(
 def test_a_verdict_without_controls_claims_nothing() -> None:
     assert "DRAM" not in verdict(with_runs(timed("attention", 20.0)))
     assert "no predictor to judge" in verdict(with_runs(timed("none", 20.0)))
+    slower = verdict(with_runs(timed("none", 20.0), timed("attention", 30.0)))
+    assert "attention took 1.50 times as long as plain LRU staging" in slower
 
 
 def test_what_is_not_of_a_drive_says_so_everywhere() -> None:

@@ -55,7 +55,7 @@ def create(
     no such parent, no space, not writable, a store is there already.
     """
     folders = [directory, *paths]
-    if len({path.absolute() for path in folders}) < len(folders):
+    if len({os.path.realpath(path) for path in folders}) < len(folders):
         raise StoreError(f"store {directory}: a folder is named twice; name each drive once")
     key_files.check_place(key_file, folders)
     plan = partial(plan_superblock, layout, encrypted=key_file is not None)

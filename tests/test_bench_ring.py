@@ -62,6 +62,7 @@ def test_every_load_and_engine_gets_a_row(
         assert row["block_bytes"] * row["depth"] == 16384
         assert row["operations_s_rounds"] == [row["operations_s"]]
         assert row["latency_us"]["p50"] > 0
+        assert not ours or f"{row['depth']} threads" in row["engine"]
         assert ("aiofiles" if ours else "io_uring") in row["engine"]
 
 
@@ -148,10 +149,10 @@ def test_a_short_read_ends_the_benchmark(file: Path) -> None:
 
 
 def test_fio_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "fio").write_text("#!/bin/sh\necho no such engine >&2\nexit 7\n")
+    (tmp_path / "fio").write_text("#!/bin/sh\necho no such >&2; echo engine\nexit 7\n")
     (tmp_path / "fio").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    with pytest.raises(BenchError, match=r"fio failed \(7\): no such engine"):
+    with pytest.raises(BenchError, match=r"fio failed \(7\): no such engine; --no-fio"):
         fio.run_fio(tmp_path / "fio", Shape(4096, 1), 0.1)
 
 

@@ -70,11 +70,11 @@ def fio_job(*arguments: str) -> Any:
     done = subprocess.run(
         command, capture_output=True, text=True, errors="surrogateescape", check=False
     )
-    if done.returncode != 0:
-        raise BenchError(f"fio failed ({done.returncode}): {done.stderr.strip()[:300]}")
-    # It may say something before the JSON, and writes a file's name as it is.
-    text = done.stdout[done.stdout.index("{") :]
-    return json.loads(text, strict=False)["jobs"][0]
+    said, brace, rest = done.stdout.partition("{")  # it says what failed on either stream
+    if done.returncode != 0 or not brace:
+        why = " ".join(f"{done.stderr} {said}".split())[:300] or "it does not say why"
+        raise BenchError(f"fio failed ({done.returncode}): {why}; --no-fio leaves it out")
+    return json.loads(brace + rest, strict=False)["jobs"][0]  # names stand there as they are
 
 
 def file_option(path: Path) -> str:

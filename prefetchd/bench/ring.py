@@ -157,13 +157,14 @@ def run_device(
     name: str, file: File, shape: Shape, seconds: float, turn: int = 1
 ) -> tuple[Rate, str]:
     """Keep a device's queue full of random reads for a while, waiting for `turn` completions at a
-    time; its rate and what it really was."""
+    time; its rate, and what it really was and had to do without."""
     with _loaded(name, file, shape) as (device, load):
         cpu_s = time.process_time()
         operations_s = load.run(turn, seconds)
         cpu_s = time.process_time() - cpu_s
         cpu_us = cpu_s / max(1, load.done) * 1e6
-        return Rate(operations_s, cpu_us, load.latency(), load.done), device.engine
+        words = "; ".join([device.engine, *device.notes])
+        return Rate(operations_s, cpu_us, load.latency(), load.done), words
 
 
 def best_turn(name: str, file: File, shape: Shape) -> int:

@@ -25,6 +25,7 @@ from prefetchd.device import File
 from prefetchd.hostinfo import Medium
 
 FIO = "fio"
+_FIO_WORDS = "io_uring, fixed buffers, fixed files"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ def measure(
     """All engines in turn; what each gave, and what kind of figures these are: MEASURED, RAM or
     CACHED. Raises BenchError, DeviceError."""
     rates: Rates = {}
-    words = {FIO: "io_uring, fixed buffers, fixed files"}
+    words = {(shape, FIO): _FIO_WORDS for shape in shapes}
     turns: dict[tuple[Shape, str], int] = {}
     asked_bytes = moved_bytes = 0
     for shape in shapes:
@@ -81,7 +82,7 @@ def measure(
                 if engine == FIO:
                     rate = run_fio(Path(file.path), shape, pace.seconds)
                 else:
-                    rate, words[engine] = run_device(
+                    rate, words[shape, engine] = run_device(
                         engine, file, shape, pace.seconds, turns[shape, engine]
                     )
                 after = read_counter(medium)
@@ -91,7 +92,7 @@ def measure(
                 tell(1)
     kind = _kind(medium, asked_bytes, moved_bytes)
     pairs = [(shape, engine) for shape in shapes for engine in engines]
-    return [_row(*pair, words[pair[1]], turns[pair], rates) for pair in pairs], kind
+    return [_row(*pair, words[pair], turns[pair], rates) for pair in pairs], kind
 
 
 def _kind(medium: Medium, asked_bytes: int, moved_bytes: int) -> str:

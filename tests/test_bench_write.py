@@ -35,6 +35,7 @@ def test_it_says_what_was_written_where(tmp_path: Path, capsys: Capture) -> None
     done = run_here(capsys, "bench", "write", folder, *words, "--idle-s", "0", "--json", "-")
     found = json.loads(done.out)
     assert found["kind"] in ("RAM", "MEASURED")
+    assert found["engine"]
     assert found["payload_bytes"] == 40 * 2 * 4096
     assert len(found["payload_gb_s_rounds"]) == 2
     assert len(found["fio_gb_s_rounds"]) == 2 * has_fio()

@@ -152,7 +152,9 @@ def write(
     encoded = msgspec.json.format(msgspec.json.encode(rates.told(settings)), indent=1)
 
     def table() -> None:
-        Console(highlight=False).print(write_table(rates, settings, _shown(folder)))
+        out = Console(highlight=False)
+        out.print(write_table(rates, settings, _shown(folder)))
+        out.print(f"{device}: {rates.engine}", markup=False)
 
     outputs.show(console, encoded=encoded, table=table)
     _name_fio(console, wanted=fio)

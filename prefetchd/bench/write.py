@@ -27,6 +27,7 @@ from prefetchd.hostinfo import Medium, medium_of
 from prefetchd.layout import Layout, uniform
 from prefetchd.opening import open_runtime
 from prefetchd.options import Options
+from prefetchd.stats import Stats
 from prefetchd.store_opening import open_store
 
 _PUT_BLOCKS = 32  # one prefill
@@ -60,6 +61,7 @@ class WriteRates:
     bytes_written: int
     file_system: str
     kind: str
+    engine: str
 
     def told(self, settings: WriteSettings) -> dict[str, object]:
         """For machines."""
@@ -67,6 +69,7 @@ class WriteRates:
             "schema": "prefetchd.bench.write/2",
             "file_system": self.file_system,
             "kind": self.kind,
+            "engine": self.engine,
             "settings": asdict(settings),
             "payload_gb_s": statistics.median(self.ours) / 1e9,
             "payload_gb_s_rounds": [rate / 1e9 for rate in self.ours],
@@ -97,7 +100,7 @@ def bench_write(
     layout = uniform(settings.layers, settings.page_bytes, name="bench")
     ours: list[float] = []
     fios: list[float] = []
-    flushes = written = 0
+    stats: Stats | None = None
     medium: Medium | None = None
     try:
         for number in range(settings.rounds):
@@ -108,7 +111,7 @@ def bench_write(
                 medium = medium or _medium(folder)
                 time.sleep(settings.idle_s)
                 if engine == "ours":
-                    rate, flushes, written = _puts(folder, layout, settings)
+                    rate, stats = _puts(folder, layout, settings)
                     ours.append(rate)
                 else:
                     fios.append(_fio(folder, layout, settings))
@@ -116,8 +119,11 @@ def bench_write(
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     assert medium is not None  # there is at least one round
+    assert stats is not None
     kind = "RAM" if medium.is_ram else "MEASURED"
-    return WriteRates(ours, fios, flushes, written, medium.file_system, kind)
+    flushes, engine = stats.store_writes.flushes, "; ".join([stats.engine, *stats.notes])
+    written = stats.bytes_written
+    return WriteRates(ours, fios, flushes, written, medium.file_system, kind, engine)
 
 
 def _medium(folder: Path) -> Medium:
@@ -128,8 +134,8 @@ def _medium(folder: Path) -> Medium:
         os.close(fd)
 
 
-def _puts(folder: Path, layout: Layout, settings: WriteSettings) -> tuple[float, int, int]:
-    """One pass: payload bytes a second; flushes and bytes written by it."""
+def _puts(folder: Path, layout: Layout, settings: WriteSettings) -> tuple[float, Stats]:
+    """One pass: payload bytes a second, and what the store says of it."""
     shape = (_PUT_BLOCKS, settings.layers, settings.page_bytes)
     pages = np.random.default_rng(1).integers(0, 256, shape, np.uint8)
     options = Options(
@@ -152,7 +158,7 @@ def _puts(folder: Path, layout: Layout, settings: WriteSettings) -> tuple[float,
         stats = runtime.stats()
     if failures:
         raise BenchError(f"{folder}: {len(failures)} blocks were not stored: {failures[0]}")
-    return settings.payload_bytes / elapsed_s, stats.store_writes.flushes, stats.bytes_written
+    return settings.payload_bytes / elapsed_s, stats
 
 
 def _fio(folder: Path, layout: Layout, settings: WriteSettings) -> float:

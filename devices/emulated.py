@@ -53,17 +53,20 @@ class Emulated(StorageDevice):
     """`inner`, as fast as `model` at most. Tags must be unique among those in flight.
 
     With `held` False everything passes freely, so that opening a store of many blocks need not be
-    waited for; it may be set at any time. Flushes always pass freely.
+    waited for; it may be set at any time. Flushes always pass freely, and writes unless `writes`.
     """
 
     name = "emulated"
     on_files = False
 
-    def __init__(self, inner: StorageDevice, model: DriveModel, *, held: bool = True) -> None:
+    def __init__(
+        self, inner: StorageDevice, model: DriveModel, *, held: bool = True, writes: bool = True
+    ) -> None:
         super().__init__(inner.files, inner.arena, inner.depth)
         self.inner = inner
         self.model = model
         self.held = held
+        self._kinds = (READ, WRITE) if writes else (READ,)
         self.engine = f"{inner.engine}; held to drive profile {model.profile.name}"
         self.notes = (*inner.notes, f"speed is EMULATED: drive profile {model.profile.name}")
         self.served = 0  # operations that were held, and are over
@@ -71,7 +74,11 @@ class Emulated(StorageDevice):
         self._due: dict[int, tuple[int, int]] = {}  # tag: when it is served, when it is late
         self._held: list[tuple[int, int, int]] = []  # due, tag, result: ended below, not due yet
         self._alarm = _Alarm()
-        self._epoll = select.epoll()
+        try:
+            self._epoll = select.epoll()
+        except OSError:
+            self._alarm.close()
+            raise
         self._epoll.register(inner.fileno(), select.EPOLLIN)
         self._epoll.register(self._alarm.fd, select.EPOLLIN)
         self._closed = False
@@ -84,7 +91,7 @@ class Emulated(StorageDevice):
         ops = ops[: self.depth - self.in_flight]
         taken = self.inner.submit(ops) if len(ops) else 0
         if self.held:
-            for kind in (READ, WRITE):
+            for kind in self._kinds:
                 self._hold(ops[:taken][ops["kind"][:taken] == kind], write=kind == WRITE)
         return taken
 

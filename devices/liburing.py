@@ -34,7 +34,7 @@ from prefetchd.device import (
     StorageDevice,
     refusal,
 )
-from prefetchd.hostinfo import uring_forbidden_because
+from prefetchd.hostinfo import errno_name, uring_forbidden_because
 
 _RETRY = (errno.EAGAIN, errno.EBUSY, errno.EINTR)
 
@@ -60,8 +60,16 @@ class Liburing(StorageDevice):
         except OSError as error:
             why = uring_forbidden_because(error)
             raise DeviceError(f"device liburing, depth {depth}: {why}") from error
-        self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        liburing.io_uring_register_eventfd(self._ring, self._event)
+        self._event = -1
+        try:
+            self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            liburing.io_uring_register_eventfd(self._ring, self._event)
+        except OSError as error:
+            liburing.io_uring_queue_exit(self._ring)
+            if self._event >= 0:
+                os.close(self._event)
+            why = errno_name(error.errno or 0)
+            raise DeviceError(f"device liburing: no event for its completions: {why}") from error
         self._bytes = arena.data
         self._free = list(range(depth))
         self._running: dict[int, int] = {}  # slot: tag

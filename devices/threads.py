@@ -66,6 +66,10 @@ class _Daemons(Executor):
                 thread.join()
 
 
+def _limit_of(why: BaseException) -> str:
+    return "open files (ulimit -n)" if isinstance(why, OSError) else "threads (ulimit -u)"
+
+
 class Threads(StorageDevice):
     """Accepts up to `depth` operations; the first 32 of them are on the device at once."""
 
@@ -88,7 +92,7 @@ class Threads(StorageDevice):
         self._begun = threading.Barrier(self.workers + 1)
         self._start_error: BaseException | None = None
         self._loop_thread = threading.Thread(
-            target=lambda: asyncio.run(self._run_workers()), name="prefetchd-loop", daemon=True
+            target=self._run_loop, name="prefetchd-loop", daemon=True
         )
         try:
             self._loop_thread.start()
@@ -100,8 +104,17 @@ class Threads(StorageDevice):
             why = self._start_error or error
             raise DeviceError(
                 f"device threads: {self.workers} threads cannot be had: {why}; "
-                "raise the limit of threads (ulimit -u), or ask for less depth"
+                f"raise the limit of {_limit_of(why)}, or ask for less depth"
             ) from why
+
+    def _run_loop(self) -> None:
+        """The constructor waits for the workers, so it is told when not even a loop can be had."""
+        try:
+            with asyncio.Runner() as runner:
+                runner.get_loop()  # so that no coroutine is made for a loop that cannot be had
+                runner.run(self._run_workers())
+        except OSError as error:
+            self._give_up(error)
 
     async def _run_workers(self) -> None:
         work = aiofiles.os.wrap(self._work)
@@ -109,8 +122,11 @@ class Threads(StorageDevice):
             try:
                 await asyncio.gather(*(work(executor=pool) for _ in range(self.workers)))
             except RuntimeError as error:
-                self._start_error = error
-                self._begun.abort()
+                self._give_up(error)
+
+    def _give_up(self, error: BaseException) -> None:
+        self._start_error = error
+        self._begun.abort()
 
     def _end_workers(self) -> None:
         for _ in range(self.workers):

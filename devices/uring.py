@@ -65,7 +65,7 @@ class Uring(_StorageDevice):
         self._descriptors = np.array(descriptors, np.int32)
         self._many_buffers = self._fixed_buffers and arena.nbytes > BUFFER_BYTES_MAX
         self._opcodes = _FIXED_OPCODES if self._fixed_buffers else _PLAIN_OPCODES
-        template = np.zeros(depth, io_uring.SQE)
+        template = np.zeros(self.depth, io_uring.SQE)
         template["flags"] = _FIXED_FILE if self._fixed_files else 0
         template["fd"] = self._descriptors[0] if files else -1
         self._template = template.view(io_uring.WHOLE_SQE)

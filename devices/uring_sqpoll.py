@@ -45,6 +45,7 @@ class UringSqpoll(_Uring, _StorageDevice):
         self.submit(op)
         self.wait(_PROBE_TIMEOUT_NS)
         if len(self.reap()) == 0:
+            self._ring.close()  # a flush uses no memory of ours
             raise DeviceError(
                 "uring_sqpoll: the kernel's polling thread did not take a submission in 2 s; "
                 "use uring"

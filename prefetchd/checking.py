@@ -190,7 +190,10 @@ class _Problems:
                 words = f"its superblock says other {', '.join(different)} than the first path's"
                 self._add("superblock", number, -1, words)
         if not closed.clean:
-            self.notes.append("it was not closed cleanly; journal and headers are both believed")
+            self.notes.append(
+                "it was not closed cleanly, or a copy of its superblock is damaged; journal and "
+                "headers are both believed"
+            )
         elif closed.journal[0] == 0:
             self.notes.append("it has no journal; its headers are all there is")
         elif found.journal.state != closed.journal:

@@ -20,6 +20,7 @@ DEFAULT = "8-pages-per-300us"
 SEED = 1
 """Unless another is asked for."""
 _SUFFIX = ".toml"
+_MOST_GB_S, _MOST_US, _MOST_UNITS = 1_000_000, 1_000_000_000, 1 << 20
 
 
 class ProfileError(ValueError):
@@ -54,17 +55,28 @@ class DriveProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def __post_init__(self) -> None:
         for name in ("read_gb_s", "write_gb_s"):
-            if not 0 < getattr(self, name) < 1e6:
-                raise ValueError(f"{name} is {getattr(self, name)}; give what the drive moves")
-        for name in ("read_us", "write_us", "behind_write_us", "link_gb_s"):
-            if not 0 <= getattr(self, name) < 1e9:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be 0 or more")
-        if self.units < 1:
-            raise ValueError(f"units is {self.units}; a medium serves at least one operation")
+            if not 1e-6 <= getattr(self, name) <= _MOST_GB_S:
+                raise ValueError(
+                    f"{name} is {getattr(self, name):g}; give what the drive moves, in 1e9 bytes "
+                    f"a second, from 0.000001 to {_MOST_GB_S:,}"
+                )
+        if self.link_gb_s and not 1e-6 <= self.link_gb_s <= _MOST_GB_S:
+            raise ValueError(
+                f"link_gb_s is {self.link_gb_s:g}; give what the link moves, or 0 for no bound"
+            )
+        for name in ("read_us", "write_us", "behind_write_us"):
+            if not 0 <= getattr(self, name) <= _MOST_US:
+                raise ValueError(f"{name} is {getattr(self, name):g}; give 0 to {_MOST_US:,}")
+        if not 1 <= self.units <= _MOST_UNITS:
+            raise ValueError(
+                f"units is {self.units}; a medium serves 1 to {_MOST_UNITS:,} operations at once"
+            )
         points = ((0.0, self.read_us), *self.read_tail)
         for (share, us), (next_share, next_us) in pairwise(points):
-            if not (share < next_share <= 1 and us <= next_us):
-                raise ValueError(f"read_tail must rise from (0, {self.read_us:g}) to at most 1")
+            if not (share < next_share <= 1 and us <= next_us <= _MOST_US):
+                raise ValueError(
+                    f"read_tail must rise from (0, {self.read_us:g}) to at most (1, {_MOST_US:,})"
+                )
 
 
 def seed_notes(drive: DriveProfile, seed: int, rounds: int) -> list[str]:

@@ -21,6 +21,7 @@ from prefetchd.store_place import (
     data_path,
     is_raw,
     making_path,
+    sync_names,
     take_lock,
     told,
 )
@@ -114,6 +115,7 @@ def erase(parts: list[Path], *, raw: bool) -> list[Path]:
                     (place / LOCK_NAME).unlink()
                     with contextlib.suppress(OSError):  # something else lies there
                         place.rmdir()
+                    sync_names(place)
                 gone.append(path)
     finally:
         close_all(locks)

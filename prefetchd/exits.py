@@ -6,6 +6,8 @@ something has failed, since all the errors' modules together take a while.
 
 from __future__ import annotations
 
+import errno
+
 from prefetchd.bench.decode import WrongBytes
 from prefetchd.bench.replay import ReplayError
 from prefetchd.bench.report import ReportError
@@ -31,6 +33,13 @@ _BAD_INPUT = (
     ReportError,
     ValueError,
 )
+_REMEDIES = {
+    errno.EMFILE: "; raise the limit of open files (ulimit -n)",
+    errno.ENFILE: "; this machine has no more open files to give: see sysctl fs.file-max",
+    errno.ENOMEM: "; ask for less (staging, depth, block size), or raise the limit (ulimit -v, or "
+    "the container's)",
+    errno.ENOSPC: "; free space, or name a place on another file system",
+}
 _CANNOT = (StoreError, DeviceError, GpuError, EngineError, BenchError, WorkersError, PlaceError)
 
 
@@ -44,8 +53,8 @@ def judged(error: Exception) -> tuple[int | None, object]:
     if isinstance(error, (*_CANNOT, *_BAD_INPUT)):
         return 3 if isinstance(error, _CANNOT) else 2, error
     if isinstance(error, MemoryError | OverflowError):
-        return 3, f"a number that was given is too large for this machine: {error}"
+        return 3, f"a number that was given is too large for this machine: {error or 'memory'}"
     if isinstance(error, OSError) and error.errno:
         where = f"{error.filename}: " if error.filename else ""
-        return 3, f"{where}{errno_name(error.errno)}"
+        return 3, f"{where}{errno_name(error.errno)}{_REMEDIES.get(error.errno, '')}"
     return None, error

@@ -11,7 +11,7 @@ import os
 import platform
 import resource
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ import psutil
 _libc = ctypes.CDLL(None, use_errno=True)
 _AT_EMPTY_PATH, _STATX_DIOALIGN = 0x1000, 0x2000
 _CAP_IPC_LOCK = 14
+_AND = " + "
 
 
 def errno_name(code: int) -> str:
@@ -91,16 +92,32 @@ def uring_forbidden_because(error: OSError) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Medium:
-    """What lies under a path: file system, device, alignment for O_DIRECT (0: none known)."""
+    """What lies under a path: file system, device, alignment for O_DIRECT (0: none known). Of
+    several paths: all their names, and what suits them all."""
 
     file_system: str
     device: str
     memory_alignment_bytes: int
     offset_alignment_bytes: int
 
+    @classmethod
+    def together(cls, media: Sequence[Medium]) -> Medium:
+        """What lies under a store of several paths."""
+        return cls(
+            _AND.join(dict.fromkeys(one.file_system for one in media)),
+            _AND.join(dict.fromkeys(one.device for one in media)),
+            max(one.memory_alignment_bytes for one in media),
+            max(one.offset_alignment_bytes for one in media),
+        )
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        return tuple(self.device.split(_AND))
+
     @property
     def is_ram(self) -> bool:
-        return self.file_system in ("tmpfs", "ramfs")
+        """Whether any of it is."""
+        return not {"tmpfs", "ramfs"}.isdisjoint(self.file_system.split(_AND))
 
     @property
     def alignment_bytes(self) -> int:

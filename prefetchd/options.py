@@ -29,6 +29,7 @@ PredictorFactory = Callable[[Geometry, int], Predictor]
 ArenaFactory = Callable[[int, int], Arena]
 """From bytes and alignment to memory for devices, staging in front, aligned and touched."""
 
+DEPTH_MAX = 1 << 15  # io_uring takes no more
 _COUNTS = (
     "depth",
     "write_buffers",
@@ -99,6 +100,8 @@ class Options:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"option {name} is {value}; it must be at least 1")
+        if self.depth > DEPTH_MAX:
+            raise ValueError(f"option depth is {self.depth}; it must be at most {DEPTH_MAX}")
         for name in _AMOUNTS:
             value = getattr(self, name)
             if not 0 <= value < math.inf:

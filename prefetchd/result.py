@@ -156,6 +156,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     prefetch: Prefetch = Prefetch()
     device_bytes: int = 0
     achieved_depth: float | None = None
+    device_gb_s: float | None = None
     decision_us: Distribution = Distribution()
     cpu_us_per_page: float | None = None
     step_ms: list[float] = []

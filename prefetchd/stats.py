@@ -86,6 +86,7 @@ class Stats:
     ops_in_flight: int
     ops_queued: int
     achieved_depth: float
+    busy_ns: int
     prefetch_budget: int
     base_latency_us: float
     service_us: float
@@ -171,6 +172,7 @@ def _counters(parts: Parts, engine: Engine, puts: Puts, blocks_open: int) -> par
         ops_in_flight=parts.device.in_flight,
         ops_queued=sum(len(ops) for queue in driver.waiting for ops in queue),
         achieved_depth=driver.depth.mean,
+        busy_ns=driver.depth.busy_ns,
         prefetch_budget=core.planner.budget(),
         base_latency_us=base_ns / 1e3,
         service_us=service_ns / 1e3,

@@ -192,12 +192,13 @@ def _tell(report: checking.Report) -> None:
         console.print(f"note: {note}", markup=False)
     rate = report.bytes_read / report.seconds / 1e9 if report.seconds else 0.0
     console.print(
-        f"{report.blocks_stored} blocks, {report.pages_right} pages right; "
-        f"{report.bytes_read} bytes in {report.seconds:.2f} s ({rate:.2f} GB/s)"
+        f"{report.blocks_stored:,} blocks, {report.pages_right:,} pages right; "
+        f"{report.bytes_read:,} bytes in {report.seconds:.2f} s ({rate:.2f} GB/s)"
     )
     kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(report.counts.items()))
     repair = "`prefetchd store repair` removes what fails"
-    console.print(f"{total} problems ({kinds}); {repair}" if total else "nothing is wrong")
+    problems = "1 problem" if total == 1 else f"{total} problems"
+    console.print(f"{problems} ({kinds}); {repair}" if total else "nothing is wrong")
 
 
 @store_app.command("repair")
@@ -227,8 +228,8 @@ def repair(
         for words in done.left[:_SHOWN]:
             console.print(words, markup=False)
         console.print(
-            f"{done.removed} blocks removed, {done.headers_written} headers and the journal "
-            f"written; {done.blocks_stored} blocks are stored"
+            f"blocks removed: {done.removed}; headers written: {done.headers_written}, and the "
+            f"journal; blocks stored: {done.blocks_stored}"
         )
     if done.left:
         raise typer.Exit(1)

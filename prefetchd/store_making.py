@@ -7,6 +7,7 @@ name is cleared by the next that makes a store there. Refuses to know how a stor
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 from collections.abc import Callable, Sequence
@@ -54,7 +55,7 @@ def create(
     no such parent, no space, not writable, a store is there already.
     """
     folders = [directory, *paths]
-    if len({path.absolute() for path in folders}) < len(folders):
+    if len({os.path.realpath(path) for path in folders}) < len(folders):
         raise StoreError(f"store {directory}: a folder is named twice; name each drive once")
     key_files.check_place(key_file, folders)
     plan = partial(plan_superblock, layout, encrypted=key_file is not None)
@@ -201,7 +202,8 @@ def _write_new(place: NewPart, shape: Superblock, *, fill: bool, progress: Progr
 def _write(fd: int, memory: mmap.mmap, data: bytes, offset: int) -> None:
     memory[: len(data)] = data
     with memoryview(memory)[: len(data)] as chunk:
-        os.pwrite(fd, chunk, offset)
+        if os.pwrite(fd, chunk, offset) != len(data):
+            raise OSError(errno.EIO, "short write")
 
 
 def _fill(fd: int, memory: mmap.mmap, start: int, size: int, progress: Progress | None) -> None:

@@ -73,7 +73,7 @@ def open_store(
                 "the folder of its first part"
             )
         _check_layout(directory, first, layout)
-        superblocks = [first]
+        superblocks, media = [first], [medium]
         folders = [directory, *map(Path, first.paths[1:])]
         notes: list[str] = []
         missing: set[int] = set()
@@ -82,7 +82,8 @@ def open_store(
             try:
                 if number in first.detached:
                     raise _DetachedError(f"{folder} is detached: attach a drive in its place")
-                part, _ = _open_file(folder, opening, files, locks, remedy="")
+                part, medium = _open_file(folder, opening, files, locks, remedy="")
+                media.append(medium)
             except StoreError as error:
                 notes.append(_without(directory, number, error, opening))
                 missing.add(number)
@@ -95,7 +96,14 @@ def open_store(
             superblocks.append(part)
         gone = frozenset(missing)
         return Store(
-            tuple(folders), superblocks, files, medium, locks, gone, opening.read_only, tuple(notes)
+            tuple(folders),
+            superblocks,
+            files,
+            Medium.together(media),
+            locks,
+            gone,
+            opening.read_only,
+            tuple(notes),
         )
     except BaseException:
         close_all([*(file.fd for file in files), *locks])

@@ -7,6 +7,7 @@ know what the bytes mean.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import stat
@@ -83,18 +84,7 @@ def take_lock(place: Path, *, shared: bool = False) -> int:
     so that nobody mounts it. The descriptor returned holds the lock: one of its own, since io_uring
     keeps those it knows for a while after its ring is closed.
     """
-    if is_raw(place):
-        claim = os.O_EXCL if is_device(place) and not shared else 0
-        fd = os.open(place, (os.O_RDONLY if shared else os.O_RDWR) | claim)
-    elif shared:
-        if not (place / LOCK_NAME).exists():
-            raise StoreError(
-                f"{place} has no {LOCK_NAME}: it is no store, or was copied in part; if it is one, "
-                "open it once to be written"
-            )
-        fd = os.open(place / LOCK_NAME, os.O_RDONLY)
-    else:
-        fd = os.open(place / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600)
+    fd = _open_lock(place, shared=shared)
     try:
         fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         if not shared and not is_raw(place):
@@ -109,7 +99,24 @@ def take_lock(place: Path, *, shared: bool = False) -> int:
     except BaseException:
         os.close(fd)
         raise
-    return fd
+    if is_raw(place) or os.fstat(fd).st_nlink:
+        return fd
+    os.close(fd)  # whoever had it removed it: it keeps nobody else out
+    return take_lock(place, shared=shared)
+
+
+def _open_lock(place: Path, *, shared: bool) -> int:
+    if is_raw(place):
+        claim = os.O_EXCL if is_device(place) and not shared else 0
+        return os.open(place, (os.O_RDONLY if shared else os.O_RDWR) | claim)
+    if shared:
+        if not (place / LOCK_NAME).exists():
+            raise StoreError(
+                f"{place} has no {LOCK_NAME}: it is no store, or was copied in part; if it is one, "
+                "open it once to be written"
+            )
+        return os.open(place / LOCK_NAME, os.O_RDONLY)
+    return os.open(place / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600)
 
 
 def _holders(fd: int, place: Path) -> str:
@@ -139,12 +146,17 @@ def _described(pid: str) -> str:
 def sync_names(folder: Path) -> None:
     """A power failure leaves the files of this folder under the names they have now."""
     for named in (folder, folder.absolute().parent):
-        with contextlib.suppress(OSError):  # some file systems refuse it
+        try:
             fd = os.open(named, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+        except OSError:  # a folder may be searched and not read, and one that is gone has no names
+            continue
+        try:
+            os.fsync(fd)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some file systems refuse it
+                raise
+        finally:
+            os.close(fd)
 
 
 def close_all(descriptors: Sequence[int]) -> None:
@@ -164,7 +176,9 @@ def told(place: Path, *, opening: bool = False) -> Iterator[None]:
         "EPERM": f"give this user read and write permission{reading}",
         "EROFS": f"the file system is mounted read-only; remount it or use another path{reading}",
         "ENOSPC": "the file system is full; free space or ask for a smaller store",
-        "EFBIG": "the file system holds no file of this size; ask for a smaller store",
+        "EFBIG": "no file of this size is allowed (by the file system, or `ulimit -f`); ask for a "
+        "smaller store",
+        "EMFILE": "raise the limit of open files (ulimit -n)",
         "EDQUOT": "the disk quota is used up; ask for a smaller store",
         "EINVAL": "this file system does not offer O_DIRECT; use a local disk file system",
         "EIO": "the device reports an error; see the kernel log",

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from prefetchd.bench.ring import BenchError, has_fio
+from prefetchd.bench.fio import has_fio
+from prefetchd.bench.ring import BenchError
 from prefetchd.bench.write import WriteSettings, bench_write
+from tests.replays import run_here
+
+Capture = pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize("durability", ["durable", "fast"])
@@ -22,3 +27,20 @@ def test_a_pass_writes_what_it_says(durability: str, tmp_path: Path) -> None:
     assert not (tmp_path / "w").exists()
     with pytest.raises(BenchError, match="there already"):
         bench_write(tmp_path, settings, fio=False, tell=lambda: None)
+
+
+def test_it_says_what_was_written_where(tmp_path: Path, capsys: Capture) -> None:
+    words = ["--page-bytes", "4KiB", "--layers", "2", "--blocks", "40", "--rounds", "2"]
+    folder = tmp_path / "a:[b]"  # fio takes a bare colon for the end of a name
+    done = run_here(capsys, "bench", "write", folder, *words, "--idle-s", "0", "--json", "-")
+    found = json.loads(done.out)
+    assert found["kind"] in ("RAM", "MEASURED")
+    assert found["engine"]
+    assert found["payload_bytes"] == 40 * 2 * 4096
+    assert len(found["payload_gb_s_rounds"]) == 2
+    assert len(found["fio_gb_s_rounds"]) == 2 * has_fio()
+    assert not any(tmp_path.iterdir())
+    done = run_here(capsys, "bench", "write", folder, *words, "--idle-s", "0", "--no-fio")
+    assert "a:[b]" in done.out
+    assert f"on {found['file_system']} ({found['kind']})" in done.out
+    assert "fio is not installed" not in done.err

@@ -94,7 +94,7 @@ def test_a_fault_that_nobody_foresaw_is_not_hidden(monkeypatch: pytest.MonkeyPat
         (["store", "check", "{}", "--json"], 3, "there is no store"),
         (["store", "check", "--json", "{}", "--fast"], 2, "not understood"),
         (["store", "erase", "--json", "{}"], 3, "there is no store"),
-        (["bench", "write", "{}", "--json", "--page-bytes", "much"], 2, "'much' is no size"),
+        (["bench", "write", "{}", "--json", "-", "--page-bytes", "much"], 2, "'much' is no size"),
         (["bench", "ring", "{}/f", "--json", "-", "--load", "x"], 2, "'x' is no load"),
         (["replay", "decode", "{}/no.npz", "--json=-"], 2, "no.npz"),
         (["-v", "replay", "restore", "{}/no.jsonl", "--json", "-"], 2, "no.jsonl"),

@@ -225,6 +225,25 @@ def test_a_template_says_what_to_fill_in(name: str, tmp_path: Path) -> None:
     assert load_profile(str(copy)).read_us == 50
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "units = 99999999999",
+        "units = 0",
+        "read_gb_s = 1e-300",
+        "read_gb_s = nan",
+        "read_us = 1e99",
+        "link_gb_s = 1e-300",
+        "read_tail = [[0.9, 1e99]]",
+    ],
+)
+def test_a_number_that_no_drive_has_is_refused_at_its_line(line: str, tmp_path: Path) -> None:
+    kept = [f"{k} = 100" for k in ("read_gb_s", "write_gb_s", "read_us") if not line.startswith(k)]
+    (tmp_path / "mine.toml").write_text("\n".join(['name = "mine"', *kept, line]))
+    with pytest.raises(ProfileError, match=f"line {len(kept) + 2}: {line.split(maxsplit=1)[0]} "):
+        load_profile(str(tmp_path / "mine.toml"))
+
+
 # --- calibration: the model beside published curves ---
 #
 # A curve gives a profile its latency, rate and units; what else is in it is a check. What the model

@@ -52,6 +52,13 @@ def test_a_limit_serves_reads_one_after_another_and_writes_at_once() -> None:
     device.close()
 
 
+def test_what_is_said_of_reads_only_holds_no_write_and_judges_none() -> None:
+    device = Emulated(memory(), DriveModel(limit_profile(PAGE * 1000)), writes=False)
+    assert seen(device, batch(READ, WRITE, READ, WRITE)) == [1, 3, 0, 2]
+    assert device.served == 2
+    device.close()
+
+
 def test_reads_and_writes_end_when_the_model_says_and_flushes_at_once() -> None:
     device = Emulated(memory(), DriveModel(SLOW))
     assert seen(device, batch(WRITE, READ, SYNC, READ)) == [2, 1, 3, 0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import os
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from prefetchd import Runtime, StoreError, key_file, store_making
 from prefetchd.format import Superblock
 from prefetchd.new_part import NewPart
 from prefetchd.store_opening import Opening, open_store
-from prefetchd.store_place import take_lock
+from prefetchd.store_place import LOCK_NAME, InUseError, take_lock
 from tests.replays import run_here
 from tests.runtime_bench import BLOCKS, PLAIN, layout
 
@@ -158,3 +159,24 @@ def test_a_first_opening_that_was_killed_is_followed_by_one_that_works(tmp_path:
     assert killed_at(6, lambda: opened(tmp_path))
     assert not (tmp_path / "a" / "extents.dat").exists()
     opened(tmp_path).close()
+
+
+def test_a_lock_that_its_owner_removed_meanwhile_locks_nobody_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = take_lock(tmp_path)
+    flock = fcntl.flock
+
+    def late(fd: int, how: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", flock)
+        (tmp_path / LOCK_NAME).unlink()  # as erasing does, the last thing under its lock
+        os.close(held)
+        flock(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    mine = take_lock(tmp_path)
+    try:
+        with pytest.raises(InUseError):
+            take_lock(tmp_path)
+    finally:
+        os.close(mine)

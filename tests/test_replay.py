@@ -73,7 +73,7 @@ FIELDS = {
     "staging_slots top_k layer_us hints evict depth seed",
     "run": "name control evict outcomes hit_rate miss_rate stalled_share tpot_ms tpot_ratio "
     "effective_latency_us effective_latency_ratio stall_us prefetch device_bytes achieved_depth "
-    "decision_us cpu_us_per_page failures verified_pages",
+    "device_gb_s decision_us cpu_us_per_page failures verified_pages",
     "outcomes": "retained timely late miss",
     "stall_us": "p50 p99 p999 max n",
     "prefetch": "issued useful late wasted pollution accuracy coverage wasted_bytes",

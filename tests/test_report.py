@@ -15,6 +15,7 @@ from rich.console import Console
 from prefetchd import metrics
 from prefetchd.bench import report
 from prefetchd.bench.findings import labels, notes, percent, verdict
+from prefetchd.bench.report_lines import DECADES_US, decades
 from prefetchd.bench.report_page import COLOURS, STYLE
 from prefetchd.bench.tables import print_replay, replay_table
 from prefetchd.metrics import Distribution, Result, Run
@@ -231,7 +232,11 @@ def timed(name: str, tpot_ms: float) -> Run:
         (24.0, 24.0, "attention hid none of the time"),
         (24.0, 28.0, "attention lost 2.00 times the time that plain LRU staging lost"),
         (20.1, 20.0, "Plain LRU staging lost only 0.50 % of a step, too little"),
-        (19.9, 20.0, "attention was the fastest predictor; a step took 20.00 ms, 1.00 times"),
+        (
+            19.9,
+            20.0,
+            "attention took 1.01 times as long as plain LRU staging; a step took 20.00 ms, 1.00",
+        ),
     ],
 )
 def test_the_verdict_is_as_good_or_bad_as_the_result(
@@ -244,6 +249,8 @@ def test_the_verdict_is_as_good_or_bad_as_the_result(
 def test_a_verdict_without_controls_claims_nothing() -> None:
     assert "DRAM" not in verdict(with_runs(timed("attention", 20.0)))
     assert "no predictor to judge" in verdict(with_runs(timed("none", 20.0)))
+    slower = verdict(with_runs(timed("none", 20.0), timed("attention", 30.0)))
+    assert "attention took 1.50 times as long as plain LRU staging" in slower
 
 
 def test_what_is_not_of_a_drive_says_so_everywhere() -> None:
@@ -277,3 +284,20 @@ def test_notes_tell_of_everything_less_than_asked_for() -> None:
 )
 def test_percent(share: float, text: str) -> None:
     assert percent(share) == text
+
+
+@pytest.mark.parametrize(
+    ("values", "first", "last"),
+    [
+        ([12_500.0, 12_600.0], "10 ms", "20 ms"),
+        ([10_000.0], "10 ms", "20 ms"),
+        ([150.0, 90_000.0], "100 µs", "100 ms"),
+        ([0.0], "1 µs", "2 µs"),
+    ],
+)
+def test_a_logarithmic_axis_has_a_tick_on_either_side(
+    values: list[float], first: str, last: str
+) -> None:
+    made = decades(DECADES_US, "time", values)
+    ticks = dict(zip(made["tickvals"], made["ticktext"], strict=True))
+    assert [ticks[round(10**end)] for end in made["range"]] == [first, last]

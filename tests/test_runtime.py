@@ -287,6 +287,7 @@ def test_pages_that_were_never_written_are_not_guessed_at() -> None:
     ("wrong", "words"),
     [
         ({"depth": 0}, "option depth is 0; it must be at least 1"),
+        ({"depth": 1 << 20}, "option depth is 1048576; it must be at most 32768"),
         ({"write_buffers": 0}, "option write_buffers is 0"),
         ({"staging_bytes": -1}, "option staging_bytes is -1"),
         ({"demand_timeout_s": -0.5}, "option demand_timeout_s is -0.5"),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import itertools
 import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
@@ -15,6 +17,7 @@ import liburing
 import numpy as np
 import pytest
 
+from prefetchd.bench.emulation import Emulation, limit_profile
 from prefetchd.device import READ, WRITE, DeviceError, File, StorageDevice
 from prefetchd.devices.emulated import Emulated
 from prefetchd.devices.faulty import Faults, Faulty
@@ -192,6 +195,36 @@ def test_threads_that_cannot_be_had_are_a_device_error(
     with pytest.raises(DeviceError, match="8 threads cannot be had: can't start new thread"):
         Threads([], aligned_arena(PAGE), 8)
     assert threading.active_count() == before
+
+
+def test_threads_without_descriptors_for_their_loop_are_a_device_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse() -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(asyncio.events, "new_event_loop", refuse)
+    with pytest.raises(DeviceError, match=r"Too many open files.*ulimit -n"):
+        Threads([], aligned_arena(PAGE), 8)
+
+
+@needs_uring
+@pytest.mark.parametrize(
+    ("make", "call"),
+    [(Liburing, "os.eventfd"), (Emulation(limit_profile(1e9)), "select.epoll")],
+    ids=["liburing", "emulated"],
+)
+def test_a_device_that_gets_no_descriptor_leaves_none_behind(
+    make: Callable[..., StorageDevice], call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(call, refuse)
+    open_before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises((DeviceError, OSError), match="Too many open files"):
+        make([], aligned_arena(PAGE), 4)
+    assert len(os.listdir("/proc/self/fd")) == open_before
 
 
 @needs_uring

@@ -133,6 +133,14 @@ def test_what_makes_no_store_is_told(
     assert not (tmp_path / "kv" / "extents.dat").exists()
 
 
+def test_one_folder_by_two_names_is_one(tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "b")
+    words = ["--layers", "2", "--page-bytes", "4KiB", "--blocks", "9", "--path"]
+    for again in (tmp_path / "link", tmp_path / "a" / ".." / "b"):
+        made: list[str | Path] = ["store", "create", tmp_path / "a", *words, tmp_path / "b"]
+        run_here(capsys, *made, "--path", again).failed(3, "named twice")
+
+
 @pytest.mark.parametrize("code", ["ENOSPC", "EFBIG"])
 def test_a_store_that_cannot_be_made_leaves_nothing(
     code: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
@@ -309,7 +317,7 @@ def test_a_repair_removes_what_fails_and_keeps_the_rest(kv: Path, capsys: Captur
                         found += 1
         assert found == repaired["blocks_stored"]
     shown = run_here(capsys, "store", "repair", kv, "--device", "threads")
-    assert "0 blocks removed, 0 headers" in shown.out
+    assert "blocks removed: 0; headers written: 0" in shown.out
 
 
 def test_a_path_that_cannot_be_read_is_not_emptied(kv: Path) -> None:

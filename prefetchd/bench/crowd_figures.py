@@ -81,7 +81,12 @@ def _figures(name: str, plan: Plan, settings: DecodeSettings, logs: Sequence[Log
 def _own(run: metrics.Run) -> metrics.Run:
     """Without what is the daemon's and not this client's."""
     return msgspec.structs.replace(
-        run, prefetch=metrics.Prefetch(), device_bytes=0, achieved_depth=None, failures={}
+        run,
+        prefetch=metrics.Prefetch(),
+        device_bytes=0,
+        achieved_depth=None,
+        device_gb_s=None,
+        failures={},
     )
 
 

@@ -18,17 +18,25 @@ _LATE_SHARE_MAX = 0.01
 
 
 def limit_profile(bytes_s: float) -> DriveProfile:
-    """Reads one after another at so many bytes a second; writes as fast as they are."""
+    """Reads one after another at so many bytes a second; it says nothing of writes."""
     return DriveProfile(name="limited", read_gb_s=bytes_s / 1e9, write_gb_s=9e5, read_us=0.0)
 
 
 class Emulation:
-    """A device factory (see `prefetchd.Options.device`) that remembers what it has opened."""
+    """A device factory (see `prefetchd.Options.device`) that remembers what it has opened.
+    `writes`: whether the profile is theirs too."""
 
     def __init__(
-        self, profile: DriveProfile, *, inner: str = "uring", seed: int = 0, held: bool = True
+        self,
+        profile: DriveProfile,
+        *,
+        inner: str = "uring",
+        seed: int = 0,
+        held: bool = True,
+        writes: bool = True,
     ) -> None:
         self.profile = profile
+        self._writes = writes
         self._inner = inner
         self._seed = seed
         self._held = held
@@ -36,7 +44,12 @@ class Emulation:
 
     def __call__(self, files: Sequence[File], arena: Arena, depth: int) -> StorageDevice:
         inner, notes = open_device(Options(device=self._inner, depth=depth), files, arena)
-        device = Emulated(inner, DriveModel(self.profile, self._seed), held=self._held)
+        model = DriveModel(self.profile, self._seed)
+        try:
+            device = Emulated(inner, model, held=self._held, writes=self._writes)
+        except BaseException:
+            inner.close()
+            raise
         device.notes = (*notes, *device.notes)
         self._opened.append(device)
         return device

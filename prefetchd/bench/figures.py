@@ -6,7 +6,7 @@ Decides how rounds are summed and what each figure of a run means. Runs and prin
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +42,11 @@ def run_figures(
         stall_us=metrics.distribution(stall_us),
         prefetch=_prefetch(outcomes, rounds, page_bytes),
         device_bytes=sum(_grown(log, "bytes_read") for log in rounds),
-        achieved_depth=metrics.median([log.after.achieved_depth for log in rounds if log.after]),
+        achieved_depth=metrics.median([depth for log in rounds for depth in _depth(log)]),
+        device_gb_s=metrics.ratio(
+            sum(_grown(log, "bytes_read") for log in rounds),
+            sum(_grown(log, "busy_ns") for log in rounds),
+        ),
         decision_us=_decisions(rounds),
         cpu_us_per_page=metrics.ratio(_cpu_us(rounds), len(codes)),
         step_ms=[ns / 1e6 for ns in middle.step_ns],
@@ -102,6 +106,13 @@ def _grown(log: Log, name: str) -> int:
     if log.before is None or log.after is None:
         return 0  # of several clients of one daemon, one tells the counters
     return int(getattr(log.after, name)) - int(getattr(log.before, name))
+
+
+def _depth(log: Log) -> Iterator[float]:
+    """Mean operations in flight, of the time when there were any after the warm-up, if any."""
+    if log.before and log.after and (busy_ns := _grown(log, "busy_ns")):
+        ends = ((log.after, 1), (log.before, -1))
+        yield sum(end.achieved_depth * end.busy_ns * sign for end, sign in ends) / busy_ns
 
 
 def _prefetch(

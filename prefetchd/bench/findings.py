@@ -17,7 +17,8 @@ KINDS = {
     "MEASURED": "a real device, read past the page cache",
     "EMULATED": "a model of a device, not a device",
     "SIMULATED": "a modelled drive under a virtual clock: nothing was read and nothing timed",
-    "RAM": "the store lies in memory (tmpfs): these are figures of the software, not of a drive",
+    "RAM": "what was read lies in memory (tmpfs), all of it or in part: these are figures of the "
+    "software, not of a drive",
     "CACHED": "bytes came from a cache as well as from the drive: faster than the drive alone",
     "UNREAD": "no run read anything from the device: these figures say nothing about it",
 }
@@ -109,9 +110,11 @@ def _plain(none: Run) -> str:
 
 
 def _hidden(run: Run, none: Run | None, name: str) -> str:
-    if none is None or run.extra_share is None:
+    if none is None:
         return f"{name} was the fastest predictor"
     plain = _plain(none)
+    if run.extra_share is None:  # nobody knows what there was to lose
+        return f"{name} took {run.tpot_ms / none.tpot_ms:.2f} times as long as {plain}"
     lost = (none.tpot_ratio or 1) - 1
     if lost < 0.01:
         return f"{plain} lost only {percent(lost)} of a step, too little to judge {name} by"

@@ -50,9 +50,10 @@ class Outputs:
         for option, path in (("--json", self.json), ("--csv", self.csv)):
             if path is None or _is_stdout(path):
                 continue
-            if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+            if why := _why_not_written(path):
                 raise ReplayError(
-                    f"the result cannot be written to {path}; name another file with {option}"
+                    f"the result cannot be written to {path}: {why}; name another file with "
+                    f"{option}"
                 )
 
     def show(
@@ -80,6 +81,15 @@ class Outputs:
         if self.report is not None and report is not None:
             report(self.report)
             _name(console, "report", self.report)
+
+
+def _why_not_written(path: Path) -> str:
+    if path.is_dir():
+        return "it is a folder"
+    if not path.parent.is_dir():
+        return f"there is no folder {path.parent}"
+    allowed = os.access(path if path.exists() else path.parent, os.W_OK)
+    return "" if allowed else "no permission, or a read-only file system"
 
 
 def _is_stdout(path: Path | None) -> bool:

@@ -37,7 +37,7 @@ def _rows(runs: Sequence[Series], **more: Any) -> dict[str, Any]:
 
 def step_times(result: Result, runs: Sequence[Series]) -> Figure:
     resident = find(result.runs, "resident")
-    top = ceiling([(s, s.run.tpot_ms) for s in runs], room=1.6)
+    top = ceiling([(s, _furthest(s)) for s in runs], room=1.6)
     bars = {
         "type": "bar",
         "orientation": "h",
@@ -61,22 +61,27 @@ def step_times(result: Result, runs: Sequence[Series]) -> Figure:
     )
 
 
+def _furthest(s: Series) -> float:
+    """Behind this its label has to stand."""
+    return max([s.run.tpot_ms, *s.run.tpot_ms_rounds])
+
+
 def _bar_label(s: Series, top: float) -> Trace:
     value = s.run.tpot_ms
     times = ""
     if s.run.tpot_ratio is not None:
         times = f"  {number(s.run.tpot_ratio)}\N{MULTIPLICATION SIGN}"
-    cut = value > 0.86 * top
-    furthest = max([value, *s.run.tpot_ms_rounds])
+    cut = _furthest(s) > 0.86 * top
+    upon = value > 0.86 * top
     return {
-        "x": top if cut else furthest,
+        "x": top if cut else _furthest(s),
         "y": s.label,
         "text": f"<b>{number(value)} ms</b>{times}{'  ▸' if value > top else ''}",
         "xanchor": "right" if cut else "left",
         "xshift": -6 if cut else 8,
         "showarrow": False,
         # Upon a bar: the paper's colour, except on the palest of the bars.
-        "font": {"color": "@page" if cut and s.colour != "@cold" else "@ink", "size": 12},
+        "font": {"color": "@page" if upon and s.colour != "@cold" else "@ink", "size": 12},
     }
 
 

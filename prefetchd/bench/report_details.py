@@ -64,6 +64,12 @@ DETAILS = (
         lambda r: number(r.achieved_depth, 1),
     ),
     Column(
+        "read rate",
+        "GB/s",
+        "bytes read over the time when reads were in flight",
+        lambda r: number(r.device_gb_s, 2),
+    ),
+    Column(
         "decision p50",
         "us",
         "time to decide what to fetch next",

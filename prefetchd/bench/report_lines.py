@@ -6,7 +6,8 @@ Decides what is drawn, with which axes and units. Refuses to compute figures and
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from prefetchd.bench.report_figures import Figure, Series, Trace, axis, ceiling
@@ -21,9 +22,22 @@ DECADES_US = [(10.0**e, f"{10**e} µs" if e < 3 else f"{10 ** (e - 3)} ms") for 
 DECADES_SHARE = [(10.0**e, f"{100 * 10.0**e:g} %") for e in range(0, -8, -1)]
 
 
-def _decades(ticks: list[tuple[float, str]], title: str) -> dict[str, Any]:
+def decades(ticks: list[tuple[float, str]], title: str, values: Iterable[float]) -> dict[str, Any]:
+    """A logarithmic axis with ticks at 1, 2 and 5 where there are few decades, from the tick below
+    all values to the one above: however close they lie, there are figures to read them by."""
+    drawn = [value for value in values if value > 0]
+    low, high = (min(drawn), max(drawn)) if drawn else (1.0, 1.0)
+    parts = (1, 2, 5) if high < 30 * low else (1,)
+    finer = [(v * k, text.replace("1", str(k), 1)) for v, text in sorted(ticks) for k in parts]
+    below = [v for v, _ in finer if v <= low][-1:]
+    above = [v for v, _ in finer if v >= high and v > low][:1]
+    more = {"range": [math.log10(below[0]), math.log10(above[0])]} if below and above else {}
     return axis(
-        title, type="log", tickvals=[v for v, _ in ticks], ticktext=[text for _, text in ticks]
+        title,
+        type="log",
+        tickvals=[v for v, _ in finer],
+        ticktext=[text for _, text in finer],
+        **more,
     )
 
 
@@ -55,8 +69,16 @@ def stalls(runs: Sequence[Series]) -> Figure:
         data,
         {
             "height": 380,
-            "xaxis": _decades(DECADES_US, "stall of one layer demand (logarithmic)"),
-            "yaxis": _decades(DECADES_SHARE, "waited at least as long (logarithmic)"),
+            "xaxis": decades(
+                DECADES_US,
+                "stall of one layer demand (logarithmic)",
+                (us for s in drawn for us in s.run.stall_ccdf.us),
+            ),
+            "yaxis": decades(
+                DECADES_SHARE,
+                "waited at least as long (logarithmic)",
+                (share for s in drawn for share in s.run.stall_ccdf.share),
+            ),
         },
     )
 

@@ -125,7 +125,7 @@ def emulation_of(settings: RestoreSettings, device: str) -> Emulation | None:
     if not settings.limit_blocks_s:
         return None
     bytes_s = settings.limit_blocks_s * settings.speed * settings.block_bytes
-    return Emulation(limit_profile(bytes_s), inner=device, held=False)
+    return Emulation(limit_profile(bytes_s), inner=device, held=False, writes=False)
 
 
 def _figures(

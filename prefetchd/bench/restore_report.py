@@ -13,7 +13,7 @@ from typing import Any
 from prefetchd.bench.findings import SETTING
 from prefetchd.bench.report import embed, save
 from prefetchd.bench.report_figures import Figure, axis
-from prefetchd.bench.report_lines import DECADES_SHARE, DECADES_US
+from prefetchd.bench.report_lines import DECADES_SHARE, DECADES_US, decades
 from prefetchd.bench.restore_result import SIMULATED, RestoreResult, RestoreRun, encode
 from prefetchd.bench.restore_tables import bound_cells, caption, columns, notes
 
@@ -96,7 +96,9 @@ def _staged(result: RestoreResult) -> Figure:
             data.append(
                 {
                     "type": "scatter",
-                    "mode": "lines",
+                    # Of one lead there is no line to be seen.
+                    "mode": "lines" if min(leads) < max(leads) else "markers",
+                    "marker": {"color": f"@{run.name}", "symbol": "line-ew-open", "size": 40},
                     "name": html.escape(run.name),
                     "x": [min(leads), max(leads)],
                     "y": [share, share],
@@ -174,14 +176,11 @@ def _ready(result: RestoreResult) -> Figure:
         "Share of requests with something to restore that waited at least this long after their "
         "intended start until nothing was missing; lower and further left is better."
     )
-    ticks = {"tickvals": [v for v, _ in DECADES_US], "ticktext": [text for _, text in DECADES_US]}
-    shares = {
-        "tickvals": [v for v, _ in DECADES_SHARE],
-        "ticktext": [text for _, text in DECADES_SHARE],
-    }
+    times = (us for run in drawn for us in run.ready_ccdf.us)
+    shares = (share for run in drawn for share in run.ready_ccdf.share)
     layout = {
         "height": 380,
-        "xaxis": axis("time to ready (logarithmic)", type="log", **ticks),
-        "yaxis": axis("took at least as long (logarithmic)", type="log", **shares),
+        "xaxis": decades(DECADES_US, "time to ready (logarithmic)", times),
+        "yaxis": decades(DECADES_SHARE, "took at least as long (logarithmic)", shares),
     }
     return Figure("ready", "Time to ready", reading, data, layout)

@@ -1,25 +1,21 @@
-"""`prefetchd bench ring`: what the ring gives on a file, beside fio on the same file.
+"""`prefetchd bench ring`: what a device gives on a file under a full queue of random reads.
 
-Decides how a raw device is driven (random reads, a full queue, batches) and how its rate is
-compared: interleaved rounds, the same idle gap before each run, ratios of pairs, medians.
+Decides how it is driven (batches, offsets that no run shares with another) and what counts as a
+read's latency. Knows neither fio nor how runs are compared.
 """
 
 from __future__ import annotations
 
-import functools
-import json
+import errno
 import os
-import resource
-import shutil
 import stat
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -30,7 +26,8 @@ from prefetchd.hostinfo import errno_name, medium_of
 from prefetchd.registry import storage_device_class
 
 _CREATE_CHUNK_BYTES = 1 << 24
-_OFFSETS = 1 << 16
+_DRAWN = 1 << 16  # offsets, and waits, that are dealt with at a time
+_STEPS = 64  # of a histogram's octave: a percentile is right to 1.1 %
 _TRIALS, _TRIAL_S, _CLEARLY = 5, 0.05, 1.05
 
 
@@ -47,7 +44,26 @@ class Shape:
 
     @property
     def words(self) -> str:
-        return f"{self.block_bytes / 1024:g} KiB, depth {self.depth}"
+        return f"{self.block_bytes / 1024:.10g}KiB@{self.depth}"
+
+
+class Latency(msgspec.Struct, frozen=True):
+    """Microseconds from before a read's submission until the caller had it, others of its batch
+    waited for. One with fewer than 10 reads beyond it is None."""
+
+    p50: float | None
+    p99: float | None
+    p999: float | None
+
+
+LATENCY_SHARES = (0.5, 0.99, 0.999)
+
+
+def stated(percentiles_us: Sequence[float], reads: int) -> Latency:
+    """Those of `LATENCY_SHARES` that have enough reads beyond them."""
+    pairs = zip(LATENCY_SHARES, percentiles_us, strict=True)
+    # Counted in whole reads: 0.001 of 10,000 is not quite 10 in binary.
+    return Latency(*(us if round(reads * (1 - share), 6) >= 10 else None for share, us in pairs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +72,8 @@ class Rate:
 
     operations_s: float
     cpu_us_per_operation: float
+    latency_us: Latency
+    operations: int
 
 
 def check_shapes(shapes: Sequence[Shape]) -> None:
@@ -68,11 +86,22 @@ def check_shapes(shapes: Sequence[Shape]) -> None:
             )
 
 
+def check_size(path: Path, size_bytes: int, shapes: Sequence[Shape]) -> None:
+    """Raises BenchError for a file too small to be read at random."""
+    needed = 64 * max(shape.block_bytes for shape in shapes)
+    if size_bytes < needed:
+        raise BenchError(f"{path} has {size_bytes} bytes, too few; use at least {needed}")
+
+
 def create_file(path: Path, size_bytes: int, progress: Callable[[int], None]) -> None:
-    """A file full of random bytes, written once. Raises BenchError."""
+    """A file full of random bytes, written once. Raises BenchError, of a file system without room
+    before anything is written."""
     random = np.random.Generator(np.random.SFC64(1))
+    made = False
     try:
         with path.open("xb") as file:
+            made = True
+            os.posix_fallocate(file.fileno(), 0, size_bytes)
             for start in range(0, size_bytes, _CREATE_CHUNK_BYTES):
                 length = min(_CREATE_CHUNK_BYTES, size_bytes - start)
                 file.write(random.bytes(length))
@@ -80,20 +109,25 @@ def create_file(path: Path, size_bytes: int, progress: Callable[[int], None]) ->
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        if not isinstance(error, FileExistsError):
+        if made:
             path.unlink(missing_ok=True)
-        raise BenchError(f"{path} cannot be made: {errno_name(error.errno or 0)}") from error
+        smaller = "; free space or ask for a smaller --size" if error.errno == errno.ENOSPC else ""
+        raise BenchError(
+            f"{path} cannot be made: {errno_name(error.errno or 0)}{smaller}"
+        ) from error
 
 
 def open_file(path: Path, shapes: list[Shape]) -> File:
     """Open for direct reads. Raises BenchError: missing, no O_DIRECT, too small, sparse."""
     try:
+        if stat.S_ISFIFO(path.stat().st_mode):  # opening it would wait for a writer
+            raise OSError(errno.EINVAL, "a pipe")
         fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
     except OSError as error:
         name = errno_name(error.errno or 0)
         raise BenchError(
-            f"{path} cannot be opened for direct reads: {name}; name a regular file on a local "
-            "disk that you may read, or a new name there to have one made"
+            f"{path} cannot be opened for direct reads: {name}; name a block device, a regular "
+            "file on a local disk that you may read, or a new name there to have one made"
         ) from error
     try:
         size = os.lseek(fd, 0, os.SEEK_END)  # a block device has no other size
@@ -108,9 +142,7 @@ def open_file(path: Path, shapes: list[Shape]) -> File:
 def _check_file(
     path: Path, status: os.stat_result, size: int, shapes: list[Shape], alignment_bytes: int
 ) -> None:
-    largest = max(shape.block_bytes for shape in shapes)
-    if size < 64 * largest:
-        raise BenchError(f"{path} has {size} bytes, too few; use at least {64 * largest}")
+    check_size(path, size, shapes)
     if stat.S_ISREG(status.st_mode) and status.st_blocks * 512 < 0.99 * size:
         raise BenchError(f"{path} is sparse: reads would not touch the drive; fill it first")
     for shape in shapes:
@@ -125,12 +157,14 @@ def run_device(
     name: str, file: File, shape: Shape, seconds: float, turn: int = 1
 ) -> tuple[Rate, str]:
     """Keep a device's queue full of random reads for a while, waiting for `turn` completions at a
-    time; its rate and what it really was."""
+    time; its rate, and what it really was and had to do without."""
     with _loaded(name, file, shape) as (device, load):
         cpu_s = time.process_time()
         operations_s = load.run(turn, seconds)
         cpu_s = time.process_time() - cpu_s
-        return Rate(operations_s, cpu_s / max(1, load.done) * 1e6), device.engine
+        cpu_us = cpu_s / max(1, load.done) * 1e6
+        words = "; ".join([device.engine, *device.notes])
+        return Rate(operations_s, cpu_us, load.latency(), load.done), words
 
 
 def best_turn(name: str, file: File, shape: Shape) -> int:
@@ -167,100 +201,77 @@ def _open(name: str, file: File, arena: np.ndarray, depth: int) -> StorageDevice
 
 
 def _load(device: StorageDevice, file: File, shape: Shape) -> _Load:
-    blocks = file.size_bytes // shape.block_bytes
-    random = np.random.Generator(np.random.SFC64(2))
-    offsets = random.integers(0, blocks, _OFFSETS) * shape.block_bytes
     ops = np.zeros(shape.depth, OP)
     ops["tag"] = np.arange(shape.depth)
     ops["memory"] = np.arange(shape.depth) * shape.block_bytes
     ops["length"] = shape.block_bytes
     ops["kind"] = READ
-    ops["offset"] = offsets[: shape.depth]
-    return _Load(device, file, shape, ops, offsets)
+    return _Load(device, file, shape, ops)
 
 
 class _Load:
-    """A queue kept full of random reads."""
+    """A queue kept full of random reads.
 
-    def __init__(
-        self,
-        device: StorageDevice,
-        file: File,
-        shape: Shape,
-        ops: Ops,
-        offsets: NDArray[np.int64],
-    ) -> None:
+    Offsets are drawn anew as they are used up, and differently in every run: a drive is not to find
+    in its cache what the run before it has read.
+    """
+
+    def __init__(self, device: StorageDevice, file: File, shape: Shape, ops: Ops) -> None:
         self._device, self._file, self._shape = device, file, shape
-        self._ops, self._offsets = ops, offsets
-        self._at = shape.depth
+        self._ops = ops
+        self._random = np.random.Generator(np.random.SFC64())
+        self._offsets = self._draw()
+        self._at = 0
         self.done = 0
-        device.submit(ops)
+        self._submitted_ns = np.zeros(shape.depth, np.int64)  # by tag
+        self._waits_ns = np.zeros(_DRAWN, np.int64)
+        self._waits = 0
+        self._histogram = np.zeros(64 * _STEPS, np.int64)
+        self._submit(ops)
+
+    def _draw(self) -> NDArray[np.int64]:
+        blocks = self._file.size_bytes // self._shape.block_bytes
+        return self._random.integers(0, blocks, _DRAWN) * self._shape.block_bytes
+
+    def _submit(self, ops: Ops) -> None:
+        if self._at + len(ops) > _DRAWN:
+            self._offsets, self._at = self._draw(), 0
+        ops["offset"] = self._offsets[self._at : self._at + len(ops)]
+        self._at += len(ops)
+        self._submitted_ns[ops["tag"].view(np.int64)] = time.perf_counter_ns()
+        self._device.submit(ops)
 
     def run(self, wanted: int, seconds: float) -> float:
         """Read for a while, waiting for `wanted` completions at a time; operations a second."""
         start_s, before = time.perf_counter(), self.done
         while (elapsed_s := time.perf_counter() - start_s) < seconds:
             completions = self._device.reap_some(wanted)
+            now_ns = time.perf_counter_ns()
             if (completions["result"] != self._shape.block_bytes).any():
                 raise BenchError(
                     f"{self._file.path}: reads failed or came short; see the kernel log"
                 )
-            again = self._ops.take(completions["tag"].view(np.int64))
-            if self._at + len(again) > _OFFSETS:
-                self._at = 0
-            again["offset"] = self._offsets[self._at : self._at + len(again)]
-            self._at += len(again)
-            self.done += len(again)
-            self._device.submit(again)
+            tags = completions["tag"].view(np.int64)
+            self._note(now_ns - self._submitted_ns[tags])
+            self.done += len(tags)
+            self._submit(self._ops.take(tags))
         return (self.done - before) / elapsed_s
 
+    def _note(self, waits_ns: NDArray[np.int64]) -> None:
+        if self._waits + len(waits_ns) > _DRAWN:
+            self._count()
+        self._waits_ns[self._waits : self._waits + len(waits_ns)] = waits_ns
+        self._waits += len(waits_ns)
 
-def run_fio(path: Path, shape: Shape, seconds: float) -> Rate:
-    """The same load by fio's io_uring engine with fixed buffers and files. Raises BenchError."""
-    # In milliseconds: fio reads "0.5" as no limit at all.
-    limit = f"--runtime={max(1, round(seconds * 1000))}ms"
-    job, cpu_s = _fio_reads(path, shape, limit, "--time_based")
-    operations_s, operations = float(job["read"]["iops"]), int(job["read"]["total_ios"])
-    cpu_s = max(0.0, cpu_s - _fio_start_cpu_s(path, shape))
-    return Rate(operations_s, cpu_s / operations * 1e6 if operations else 0.0)
+    def _count(self) -> None:
+        """Put the waits that were noted into the histogram, whose steps are equal in ratio."""
+        steps = np.log2(np.maximum(1, self._waits_ns[: self._waits])) * _STEPS
+        self._histogram += np.bincount(steps.astype(np.int64), minlength=len(self._histogram))
+        self._waits = 0
 
-
-@functools.cache
-def _fio_start_cpu_s(path: Path, shape: Shape) -> float:
-    """What fio needs to come up and to end: the CPU time of a run of one read."""
-    return _fio_reads(path, shape, "--number_ios=1")[1]
-
-
-def _fio_reads(path: Path, shape: Shape, *arguments: str) -> tuple[Any, float]:
-    """One run and its CPU seconds, the kernel's workers for it included as they are in ours: what
-    fio itself says of its processor is without them."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    job = fio_job(
-        "--name=ring",
-        f"--filename={path}",
-        "--rw=randread",
-        "--fixedbufs",
-        "--registerfiles",
-        f"--bs={shape.block_bytes}",
-        f"--iodepth={shape.depth}",
-        "--readonly",
-        *arguments,
-    )
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return job, cpu_s
-
-
-def fio_job(*arguments: str) -> Any:
-    """What fio's io_uring engine says of its first job, in its own JSON. Raises BenchError."""
-    # The engine first: it brings options of its own.
-    command = ["fio", "--ioengine=io_uring", "--direct=1", "--output-format=json", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise BenchError(f"fio failed ({done.returncode}): {done.stderr.strip()[:300]}")
-    # It may say something before the JSON.
-    return json.loads(done.stdout[done.stdout.index("{") :])["jobs"][0]
-
-
-def has_fio() -> bool:
-    return shutil.which("fio") is not None
+    def latency(self) -> Latency:
+        self._count()
+        reached = np.cumsum(self._histogram)
+        steps = np.searchsorted(reached, np.array(LATENCY_SHARES) * reached[-1])
+        middles_us = 2 ** ((steps + 0.5) / _STEPS) / 1e3
+        return stated(middles_us.tolist(), int(reached[-1]))

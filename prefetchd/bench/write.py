@@ -7,20 +7,27 @@ flushed, with its headers and journal.
 
 from __future__ import annotations
 
+import os
 import shutil
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+from rich import box
+from rich.table import Table
+from rich.text import Text
 
 from prefetchd import store_making
-from prefetchd.bench.ring import BenchError, fio_job
+from prefetchd.bench.fio import file_option, fio_job
+from prefetchd.bench.ring import BenchError
+from prefetchd.hostinfo import Medium, medium_of
 from prefetchd.layout import Layout, uniform
 from prefetchd.opening import open_runtime
 from prefetchd.options import Options
+from prefetchd.stats import Stats
 from prefetchd.store_opening import open_store
 
 _PUT_BLOCKS = 32  # one prefill
@@ -39,6 +46,10 @@ class WriteSettings:
     device: str
     durability: str
 
+    @property
+    def payload_bytes(self) -> int:
+        return self.blocks * self.layers * self.page_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class WriteRates:
@@ -48,6 +59,27 @@ class WriteRates:
     fio: list[float]
     flushes: int
     bytes_written: int
+    file_system: str
+    kind: str
+    engine: str
+
+    def told(self, settings: WriteSettings) -> dict[str, object]:
+        """For machines."""
+        return {
+            "schema": "prefetchd.bench.write/2",
+            "file_system": self.file_system,
+            "kind": self.kind,
+            "engine": self.engine,
+            "settings": asdict(settings),
+            "payload_gb_s": statistics.median(self.ours) / 1e9,
+            "payload_gb_s_rounds": [rate / 1e9 for rate in self.ours],
+            "fio_gb_s": statistics.median(self.fio) / 1e9 if self.fio else None,
+            "fio_gb_s_rounds": [rate / 1e9 for rate in self.fio],
+            "ratio_to_fio": self.ratio,
+            "flushes": self.flushes,
+            "bytes_written": self.bytes_written,
+            "payload_bytes": settings.payload_bytes,
+        }
 
     @property
     def ratio(self) -> float | None:
@@ -66,28 +98,44 @@ def bench_write(
             f"{folder} is there already; name a new folder on the drive to be measured"
         )
     layout = uniform(settings.layers, settings.page_bytes, name="bench")
-    rates = WriteRates([], [], 0, 0)
-    flushes = written = 0
+    ours: list[float] = []
+    fios: list[float] = []
+    stats: Stats | None = None
+    medium: Medium | None = None
     try:
         for number in range(settings.rounds):
             engines = ["ours", "fio"] if fio else ["ours"]
             for engine in engines if number % 2 == 0 else reversed(engines):
                 shutil.rmtree(folder, ignore_errors=True)
                 store_making.create(folder, layout, settings.blocks, fill=True)
+                medium = medium or _medium(folder)
                 time.sleep(settings.idle_s)
                 if engine == "ours":
-                    rate, flushes, written = _puts(folder, layout, settings)
-                    rates.ours.append(rate)
+                    rate, stats = _puts(folder, layout, settings)
+                    ours.append(rate)
                 else:
-                    rates.fio.append(_fio(folder, layout, settings))
+                    fios.append(_fio(folder, layout, settings))
                 tell()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return WriteRates(rates.ours, rates.fio, flushes, written)
+    assert medium is not None  # there is at least one round
+    assert stats is not None
+    kind = "RAM" if medium.is_ram else "MEASURED"
+    flushes, engine = stats.store_writes.flushes, "; ".join([stats.engine, *stats.notes])
+    written = stats.bytes_written
+    return WriteRates(ours, fios, flushes, written, medium.file_system, kind, engine)
 
 
-def _puts(folder: Path, layout: Layout, settings: WriteSettings) -> tuple[float, int, int]:
-    """One pass: payload bytes a second; flushes and bytes written by it."""
+def _medium(folder: Path) -> Medium:
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        return medium_of(fd, str(folder))
+    finally:
+        os.close(fd)
+
+
+def _puts(folder: Path, layout: Layout, settings: WriteSettings) -> tuple[float, Stats]:
+    """One pass: payload bytes a second, and what the store says of it."""
     shape = (_PUT_BLOCKS, settings.layers, settings.page_bytes)
     pages = np.random.default_rng(1).integers(0, 256, shape, np.uint8)
     options = Options(
@@ -110,8 +158,7 @@ def _puts(folder: Path, layout: Layout, settings: WriteSettings) -> tuple[float,
         stats = runtime.stats()
     if failures:
         raise BenchError(f"{folder}: {len(failures)} blocks were not stored: {failures[0]}")
-    payload = settings.blocks * settings.layers * settings.page_bytes
-    return payload / elapsed_s, stats.store_writes.flushes, stats.bytes_written
+    return settings.payload_bytes / elapsed_s, stats
 
 
 def _fio(folder: Path, layout: Layout, settings: WriteSettings) -> float:
@@ -122,7 +169,7 @@ def _fio(folder: Path, layout: Layout, settings: WriteSettings) -> float:
     opened.release()
     job = fio_job(
         "--name=write",
-        f"--filename={path}",
+        file_option(Path(path)),
         "--rw=write",
         f"--iodepth={_FIO_DEPTH}",
         f"--bs={extent_bytes}",
@@ -130,3 +177,26 @@ def _fio(folder: Path, layout: Layout, settings: WriteSettings) -> float:
         "--end_fsync=1",
     )
     return float(job["write"]["bw_bytes"])
+
+
+def write_table(rates: WriteRates, settings: WriteSettings, folder: str) -> Table:
+    """For a terminal of 80 columns."""
+    shape = f"{settings.blocks} blocks of {settings.layers} x {settings.page_bytes:,} bytes"
+    where = f"{folder} on {rates.file_system} ({rates.kind})"
+    table = Table(title=Text(f"{where}\n{shape}, {settings.durability}"), title_justify="left")
+    table.box = box.SIMPLE_HEAD
+    table.add_column("device")
+    for name in ("GB/s", "of rounds", "to fio", "flushes", "written/payload"):
+        table.add_column(name, justify="right")
+    ratio = "-" if rates.ratio is None else f"{rates.ratio:.2f}"
+    written = f"{rates.bytes_written / settings.payload_bytes:.2f}"
+    table.add_row(settings.device, *_summed(rates.ours), ratio, str(rates.flushes), written)
+    if rates.fio:
+        table.add_row("fio", *_summed(rates.fio), "-", "1", "1.00")
+    return table
+
+
+def _summed(rates: list[float]) -> tuple[str, str]:
+    """The median, and the range that it is from."""
+    low, high = min(rates) / 1e9, max(rates) / 1e9
+    return f"{statistics.median(rates) / 1e9:.2f}", f"{low:.2f} to {high:.2f}"

@@ -33,6 +33,7 @@ class VirtualCounts:
     pages_read: int
     bytes_read: int
     achieved_depth: float
+    busy_ns: int
     decision_ns: NDArray[np.int64]
 
 
@@ -91,6 +92,7 @@ class VirtualStage:
             pages_read=counters.demand_reads + counters.prefetch_reads,
             bytes_read=self.engine.bytes_read,
             achieved_depth=self.engine.depth.mean,
+            busy_ns=self.engine.depth.busy_ns,
             decision_ns=np.full(decided, self._decision_ns),
         )
 

@@ -159,6 +159,16 @@ def test_axes_name_their_units() -> None:
         assert all(any(mark in title for mark in UNITS) for title in titles), titles
 
 
+def test_a_logarithmic_axis_has_ticks_however_little_it_spans() -> None:
+    narrow = metrics.Ccdf(us=[125.0, 480.0], share=[0.09, 0.02])
+    result = with_runs(replace(invented_run("attention"), stall_ccdf=narrow))
+    (stalls,) = (figure for figure in report.draw(result) if figure.name == "stalls")
+    axes = stalls.layout["xaxis"], stalls.layout["yaxis"]
+    assert [axis["range"] for axis in axes] == [[2, 3], [-2, -1]]
+    for axis in axes:
+        assert {10.0**end for end in axis["range"]} <= set(axis["tickvals"])
+
+
 UNITS = ("(", "per 100", "layer")
 
 

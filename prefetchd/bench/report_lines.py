@@ -6,24 +6,42 @@ Decides what is drawn, with which axes and units. Refuses to compute figures and
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Sequence
 from typing import Any
 
 from prefetchd.bench.report_figures import Figure, Series, Trace, axis, ceiling
-from prefetchd.metrics import Result, Run
+from prefetchd.metrics import Ccdf, Result, Run
 
 # --- stalls ----------------------------------------------------------------------------------
 
-DECADES_US = [(10.0**e, f"{10**e} µs" if e < 3 else f"{10 ** (e - 3)} ms") for e in range(6)] + [
+_DECADES_US = [(10.0**e, f"{10**e} µs" if e < 3 else f"{10 ** (e - 3)} ms") for e in range(6)] + [
     (1e6, "1 s"),
     (1e7, "10 s"),
 ]
-DECADES_SHARE = [(10.0**e, f"{100 * 10.0**e:g} %") for e in range(0, -8, -1)]
+_DECADES_SHARE = [(10.0**e, f"{100 * 10.0**e:g} %") for e in range(0, -8, -1)]
 
 
-def _decades(ticks: list[tuple[float, str]], title: str) -> dict[str, Any]:
+def ccdf_axes(us_title: str, share_title: str, ccdfs: Sequence[Ccdf]) -> dict[str, Any]:
+    """Both axes, logarithmic, of curves that fall from the share that waited at all."""
+    times = [us for ccdf in ccdfs for us in ccdf.us if us > 0]
+    shares = [share for ccdf in ccdfs for share in ccdf.share if share > 0]
+    return {
+        "xaxis": _decades(_DECADES_US, us_title, times),
+        "yaxis": _decades(_DECADES_SHARE, share_title, shares),
+    }
+
+
+def _decades(ticks: list[tuple[float, str]], title: str, values: Sequence[float]) -> dict[str, Any]:
+    """Whole decades, so that there are ticks however little they span."""
+    least = math.floor(math.log10(min(values, default=1.0)))
+    most = max(least + 1, math.ceil(math.log10(max(values, default=1.0))))
     return axis(
-        title, type="log", tickvals=[v for v, _ in ticks], ticktext=[text for _, text in ticks]
+        title,
+        type="log",
+        range=[least, most],
+        tickvals=[value for value, _ in ticks],
+        ticktext=[text for _, text in ticks],
     )
 
 
@@ -55,8 +73,11 @@ def stalls(runs: Sequence[Series]) -> Figure:
         data,
         {
             "height": 380,
-            "xaxis": _decades(DECADES_US, "stall of one layer demand (logarithmic)"),
-            "yaxis": _decades(DECADES_SHARE, "waited at least as long (logarithmic)"),
+            **ccdf_axes(
+                "stall of one layer demand (logarithmic)",
+                "waited at least as long (logarithmic)",
+                [s.run.stall_ccdf for s in drawn],
+            ),
         },
     )
 

@@ -13,7 +13,7 @@ from typing import Any
 from prefetchd.bench.findings import SETTING
 from prefetchd.bench.report import embed, save
 from prefetchd.bench.report_figures import Figure, axis
-from prefetchd.bench.report_lines import DECADES_SHARE, DECADES_US
+from prefetchd.bench.report_lines import ccdf_axes
 from prefetchd.bench.restore_result import SIMULATED, RestoreResult, RestoreRun, encode
 from prefetchd.bench.restore_tables import bound_cells, caption, columns, notes
 
@@ -160,7 +160,7 @@ def _ready(result: RestoreResult) -> Figure:
             {
                 "type": "scatter",
                 "mode": "lines" if len(run.ready_ccdf.us) > 1 else "markers",
-                "name": html.escape(f"{run.name}, {run.lead_ms:g} ms"),
+                "name": _named(run),
                 "x": run.ready_ccdf.us,
                 "y": run.ready_ccdf.share,
                 "line": {
@@ -174,14 +174,20 @@ def _ready(result: RestoreResult) -> Figure:
         "Share of requests with something to restore that waited at least this long after their "
         "intended start until nothing was missing; lower and further left is better."
     )
-    ticks = {"tickvals": [v for v, _ in DECADES_US], "ticktext": [text for _, text in DECADES_US]}
-    shares = {
-        "tickvals": [v for v, _ in DECADES_SHARE],
-        "ticktext": [text for _, text in DECADES_SHARE],
-    }
+    never = [_named(run) for run in result.runs if run not in drawn and run.time_to_ready_ms.n]
+    if never:
+        reading += f" Never waited: {'; '.join(never)}."
     layout = {
         "height": 380,
-        "xaxis": axis("time to ready (logarithmic)", type="log", **ticks),
-        "yaxis": axis("took at least as long (logarithmic)", type="log", **shares),
+        "showlegend": True,
+        **ccdf_axes(
+            "time to ready (logarithmic)",
+            "took at least as long (logarithmic)",
+            [run.ready_ccdf for run in drawn],
+        ),
     }
     return Figure("ready", "Time to ready", reading, data, layout)
+
+
+def _named(run: RestoreRun) -> str:
+    return html.escape(f"{run.name}, {run.lead_ms:g} ms")

@@ -1,7 +1,8 @@
 """The control that knows the trace: guesses exactly what will be demanded next, in order.
 
 Decides only how far ahead it looks. It knows the demands and not the device, so its guesses pass
-through the same planner, budget and bandwidth as everybody's: it is a ceiling, not magic.
+through the same planner, budget and bandwidth as everybody's. It is what foresight is worth to them
+and no bound: it does not weigh what its guesses push out.
 """
 
 from __future__ import annotations

@@ -137,15 +137,20 @@ class Foresight:
             self._use(guess, limit, now_ns)
             while self._all_here and 0 < limit < self._staging.slots:
                 limit = min(2 * limit, self._staging.slots)
-                guess = self._real(self._predictor.predict(now_ns, limit))
+                guess = self._predictor.predict(now_ns, limit)
+                guess = self._real(guess)
                 self._use(guess, limit, now_ns)
         except (AttributeError, IndexError, TypeError, ValueError) as error:
-            self._predictor.unusable(error)
+            self._predictor.unusable(guess, error)
 
     def _real(self, guess: Guess) -> Guess:
         sure = guess.confidence
-        if sure is not None and len(sure) and not _chances(sure):
-            raise ValueError(f"confidences are between 0 and 1, not {sure.min()} to {sure.max()}")
+        if sure is not None:
+            if len(sure) != len(guess.pages):  # or who uses it later stumbles over it
+                raise ValueError(f"there are {len(sure)} confidences for {len(guess.pages)} pages")
+            if len(sure) and not _chances(sure):
+                told = f"{sure.min()} to {sure.max()}"
+                raise ValueError(f"confidences are between 0 and 1, not {told}")
         return in_range(guess, len(self._staging.slot_of)) if len(guess.pages) else guess
 
     @property

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from prefetchd.history import UseHistory
 from prefetchd.model import Access, ChainHint, DoneHint, Feedback, Geometry, PageHint
 from prefetchd.predictor import Guess, Predictor
+from prefetchd.testing_guess import form_faults
 
 
 class PredictorError(Exception):
@@ -81,8 +82,12 @@ class Guarded:
             self._raise("predict", TypeError(f"it returned {guess!r:.80}, not a Guess"))
         return guess
 
-    def unusable(self, error: Exception) -> NoReturn:
-        """The last guess was one, but its arrays do not fit each other or hold no ids."""
+    def unusable(self, guess: Guess, error: Exception) -> NoReturn:
+        """`guess` was the last one, but its arrays do not fit each other or hold no ids. What is
+        wrong with them is told rather than what came of it."""
+        words = next(form_faults(guess), None)
+        if words is not None:
+            error = TypeError(words).with_traceback(error.__traceback__)
         self._raise("predict", error, " (its guess cannot be used)")
 
     def _raise(self, hook: str, error: BaseException, remark: str = "") -> NoReturn:

@@ -33,6 +33,20 @@ def faults_of(guess: object, geometry: Geometry, slots: int, limit: int) -> list
     return faults
 
 
+def form_faults(guess: Guess) -> Iterator[str]:
+    """What is wrong with a guess's arrays themselves, whatever they hold, in words."""
+    arrays: tuple[tuple[str, object, type[np.generic]], ...] = (
+        ("pages", guess.pages, np.int64),
+        ("keep", guess.keep, np.int64),
+        ("confidence", guess.confidence, np.float32),
+        ("sources", guess.sources, np.uint8),
+    )
+    for name, array, dtype in arrays:
+        if array is not None:
+            for _, words in _of_array(name, array, dtype):
+                yield words
+
+
 def _of_array(name: str, array: object, dtype: type[np.generic]) -> Iterator[Fault]:
     """It is a flat numpy array of this type."""
     wanted = np.dtype(dtype).name

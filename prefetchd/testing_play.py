@@ -22,12 +22,15 @@ from prefetchd.layer_turns import turns_of
 from prefetchd.model import Access, Feedback, Geometry, Verdict
 from prefetchd.predictor import Guess, Predictor
 from prefetchd.testing_guess import flat
+from prefetchd.testing_patience import in_time
 from prefetchd.testing_traffic import Ask, Ended, Step, traffic
 
 Make = Callable[[Geometry, int], Predictor]
 Arrays = list[tuple[NDArray[Any], NDArray[Any]]]
 """Arrays, and copies of them."""
 SEED = 20
+ENDLESS = "endless"
+"""The kind of a call that did not come back: whoever hears of it tries no more."""
 _ENDED_PAGES = 8
 
 
@@ -182,15 +185,17 @@ class Play:
 
     def _call(self, hook: str, *told: Any) -> object:
         method = getattr(self.predictor, hook)
-        began_ns = time.perf_counter_ns()
         try:
-            with self._around(hook):
-                answer: object = method(*told)
+            with in_time():
+                began_ns = time.perf_counter_ns()
+                with self._around(hook):
+                    answer: object = method(*told)
+                self.took_ns[hook].append(time.perf_counter_ns() - began_ns)
         except (KeyboardInterrupt, Terminated):
             raise
         except BaseException as error:
             place = place_of(getattr(type(self.predictor), hook), error)
             words = f"{place}: {type(error).__name__}: {error}"
-            raise HookError("raises", hook, words) from error
-        self.took_ns[hook].append(time.perf_counter_ns() - began_ns)
+            kind = ENDLESS if isinstance(error, TimeoutError) else "raises"
+            raise HookError(kind, hook, words) from error
         return answer

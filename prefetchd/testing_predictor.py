@@ -1,7 +1,8 @@
 """What every predictor must do: `check_predictor` tries one and tells in words what is wrong.
 
-Decides how a predictor is named, and what is told of it. Nothing is judged by time: what a call
-costs is measured and reported. Refuses to say whether guesses are any good: a replay does.
+Decides how a predictor is named, and what is told of it. Nothing is judged by time but a call that
+does not come back: what a call costs is measured and reported. Refuses to say whether guesses are
+any good: a replay does.
 """
 
 from __future__ import annotations
@@ -89,6 +90,9 @@ def examine_predictor(
         parts += [partial(tries.processes, source), tries.memory]
     for number, part in enumerate(parts):
         progress(number, len(parts))
+        if tries.is_stuck:
+            tries.notes.append("nothing more was tried")
+            break
         if number >= len(spaces) and tries.found:
             tries.notes.append("other processes and memory are tried when the rest is right")
             break

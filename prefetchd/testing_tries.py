@@ -20,9 +20,19 @@ import numpy as np
 from prefetchd.model import Geometry
 from prefetchd.predictor import Predictor
 from prefetchd.testing_guess import difference, faults_of, flat
-from prefetchd.testing_play import SEED, HookError, Make, Play, Space, arrays_of, changed
+from prefetchd.testing_play import (
+    ENDLESS,
+    SEED,
+    Arrays,
+    HookError,
+    Make,
+    Play,
+    Space,
+    arrays_of,
+    changed,
+)
 from prefetchd.testing_process import guesses_elsewhere
-from prefetchd.testing_traffic import Ask, traffic
+from prefetchd.testing_traffic import Ask, Step, traffic
 from prefetchd.testing_watch import FILES, RANDOM, Watch, memory_growth
 
 SPACES = (
@@ -80,6 +90,11 @@ class Tries:
             (self.poor.add if shows_little else self.poor.discard)(key)
         self.found[key] = replace(known, times=known.times + 1)
 
+    @property
+    def is_stuck(self) -> bool:
+        """Whether a call did not come back: another try would not, either."""
+        return any(kind == ENDLESS for kind, _ in self.found)
+
     def space(self, space: Space) -> None:
         """All that is tried in one page space; a hook that raises ends it."""
         try:
@@ -101,35 +116,46 @@ class Tries:
         self.first = self.first or silent
 
     def _run(self, play: Play) -> list[list[Any]]:
+        with self._counted(play):
+            return play.run()
+
+    @contextmanager
+    def _counted(self, play: Play) -> Iterator[None]:
+        """Its calls count, whatever comes of them."""
         self.name = play.predictor.name or type(play.predictor).__name__.lower()
-        guesses = play.run()
-        self.calls += play.calls
-        return guesses
+        try:
+            yield
+        finally:
+            self.calls += play.calls
 
     def _asked(self, space: Space) -> list[list[Any]]:
         """Every guess looked at, with more of them asked for than the traffic does."""
         play = Play(self.make, space)
-        self._between(play, f"the start; {space}", 0)
-        guesses, kept = [], arrays_of()
-        for number, step in enumerate(space.steps(), 1):
-            place = f"call {number}, {step}; {space}"
-            play.step(step)
-            hook = "on_access" if step.hook == "on_accesses" else step.hook
-            if changed(play.given):
-                where = "" if ("writes", hook) in self.found else self._where_written(space)
-                words = f"{where}it writes to an array that it was given: work on a copy ({place})"
-                self._find("writes", hook, words)
-            if changed(kept):
-                words = f"it changes the arrays of an earlier guess: return copies ({place})"
-                self._find("rewrites", hook, words)
-                kept = arrays_of()
-            if isinstance(step.told, Ask):
-                guesses.append(flat(play.guess))
-                self._judge(play, play.guess, step.told.limit, place)
-                kept = arrays_of(play.guess) if hasattr(play.guess, "pages") else arrays_of()
-            self._between(play, place, number)
-        self.calls += play.calls
+        with self._counted(play):
+            self._between(play, f"the start; {space}", 0)
+            guesses, kept = [], arrays_of()
+            for number, step in enumerate(space.steps(), 1):
+                place = f"call {number}, {step}; {space}"
+                play.step(step)
+                self._look_at_arrays(play, step, kept, place)
+                if isinstance(step.told, Ask):
+                    guesses.append(flat(play.guess))
+                    self._judge(play, play.guess, step.told.limit, place)
+                    kept = arrays_of(play.guess) if hasattr(play.guess, "pages") else arrays_of()
+                self._between(play, place, number)
         return guesses
+
+    def _look_at_arrays(self, play: Play, step: Step, kept: Arrays, place: str) -> None:
+        """Whether those it was given, and those of its latest guess, `kept`, are as they were."""
+        hook = "on_access" if step.hook == "on_accesses" else step.hook
+        if changed(play.given):
+            where = "" if ("writes", hook) in self.found else self._where_written(play.space)
+            words = f"{where}it writes to an array that it was given: work on a copy ({place})"
+            self._find("writes", hook, words)
+        if changed(kept):
+            words = f"it changes the arrays of an earlier guess: return copies ({place})"
+            self._find("rewrites", hook, words)
+            kept.clear()
 
     def _where_written(self, space: Space) -> str:
         """The line, if it is found by forbidding it; which some compiled code that only reads does
@@ -211,7 +237,12 @@ class Tries:
 
     def memory(self) -> None:
         """What it takes must stop growing, however long the traffic."""
-        space = MEMORY_SPACE
+        try:
+            self._memory(MEMORY_SPACE)
+        except HookError as fault:
+            self._find(fault.kind, fault.hook, fault.words)
+
+    def _memory(self, space: Space) -> None:
         play = Play(self.make, space)
         steps = traffic(space.geometry, seed=SEED, turns=space.turns, request_turns=1)
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from prefetchd import predictor as contract
+from prefetchd import testing_patience
 from prefetchd.model import NO_IDS, Access, ChainHint, Feedback, Geometry, Ids, PageHint
 from prefetchd.predictor import Guess, Predictor
 from prefetchd.predictors.oracle import Oracle
@@ -335,6 +336,17 @@ class Filling(Right):
         self.demands.append(access.pages)
 
 
+class Tiring(Right):
+    """Longer than any space lasts, and shorter than its memory is watched."""
+
+    told = 0
+
+    def on_access(self, access: Access) -> None:
+        self.told += 1
+        if self.told > 700:
+            raise OverflowError("enough")
+
+
 class Caching(Right):
     def __init__(self, geometry: Geometry, slots: int) -> None:
         super().__init__(geometry, slots)
@@ -355,6 +367,7 @@ class Caching(Right):
             r"all hooks: its memory grows without end: [\d,]+, [\d,]+, [\d,]+ bytes after .*"
             r"3 layers x 24 blocks, 16 slots",
         ),
+        (Tiring, "raises", rf"on_access: {__file__}, line \d+: OverflowError: enough"),
         (Caching, "memory", rf"all hooks: .*most of it taken in {__file__}, line \d+; forget"),
     ],
 )
@@ -362,6 +375,23 @@ def test_what_only_a_thorough_check_finds(faulty: type[Predictor], kind: str, wo
     report = examine_predictor(faulty)
     assert kind in [found.kind for found in report.findings]
     assert_words(report.words(), f"^{words}")
+
+
+class Looping(Right):
+    def on_access(self, access: Access) -> None:
+        while True:
+            self.last = access.pages
+
+
+def test_a_call_that_does_not_come_back_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(testing_patience, "PATIENCE_S", 0.05)
+    report = examine_predictor(Looping)
+    ((finding,), (note,)) = report.findings, report.notes
+    assert (finding.kind, finding.hook, finding.times) == ("endless", "on_access", 1)
+    assert_words(finding.words, rf"{__file__}, line \d+: TimeoutError: the call took over 0.05 s")
+    assert note == "nothing more was tried"
+    assert report.predictor == "looping"
+    assert report.calls > 0
 
 
 def test_what_is_bounded_may_take_long_to_fill() -> None:

@@ -23,7 +23,8 @@ def write(path: Path, lines: list[Any]) -> Path:
 
 
 def chat(timestamp: int, ids: list[int]) -> dict[str, Any]:
-    return {"timestamp": timestamp, "input_length": 1, "output_length": 1, "hash_ids": ids}
+    told = {"input_length": 512 * len(ids), "output_length": 1}
+    return {"timestamp": timestamp, "hash_ids": ids, **told}
 
 
 def test_bursts_are_spread_over_the_quantum_and_reuse_is_counted(tmp_path: Path) -> None:
@@ -88,7 +89,7 @@ def test_sessions_get_global_ids_and_sub_agents_their_place_in_time(tmp_path: Pa
         (b'{"timestamp": 0, "hash_ids": [1]}\n{"timest', "line 2"),
         (b'{"hash_ids": [1]}\n', "has no timestamp"),
         (b'{"timestamp": 0, "hash_ids": ["x"]}\n', "cannot be used"),
-        (b'{"timestamp": 0, "hash_ids": [-1]}\n', "hold -1"),
+        (b'{"timestamp": 0, "hash_ids": [-1]}\n', "hash_ids: Expected `int` >= 0"),
         (b'{"timestamp": 0, "hash_ids": []}\n', "names no block"),
         (b'{"other": 0}\n', "neither hash_ids"),
         (b'{"requests": [{"t": 0, "type": "n"}]}\n', "has no hash_runs"),

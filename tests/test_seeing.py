@@ -87,7 +87,8 @@ def test_the_figures_are_those_of_what_was_done(tmp_path: Path) -> None:
         for _ in range(2):
             held = kv.demand(kv.pages(blocks[:3], 0)).wait()
         look.served.settle()
-        told, stats = look.samples(), kv.stats()
+        stats = kv.stats()  # what was read in place has been told before it
+        told = look.samples()
         outcomes = {k[1]: v for k, v in told.items() if k[0] == "prefetchd_demanded_pages_total"}
         assert outcomes == stats.outcomes
         assert sum(outcomes.values()) == told["prefetchd_demand_wait_seconds_count",] == 6

@@ -291,3 +291,15 @@ def test_it_is_said_where_the_seed_changes_nothing(
         assert told in run_here(capsys, *words(trace), *more.split()).out
     for more in ("", "--seed 7 --device-profile samsung-pm1743"):
         assert told not in run_here(capsys, *words(trace), *more.split()).out
+
+
+def test_a_trace_without_hints_is_no_fault_of_the_predictor(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_trace(tmp_path / "bare.npz", hint_ids=None, hint_mass=None)
+    told = "no hints: predictors that follow hints saw none"
+    done = run_here(capsys, *words(path))
+    assert told in str(done.result().notes)
+    assert told not in run_here(capsys, *words(path), "--no-hints").out
+    score = run_here(capsys, "score", path, *words(path)[3:], "--jobs", "1")
+    assert told in score.out

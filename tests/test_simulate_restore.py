@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -265,3 +266,17 @@ def test_a_trace_of_more_than_a_year_is_refused(
     day_ms = 86_400_000
     path = write(tmp_path / "long.jsonl", [chat(0, [1, 2]), chat(400 * day_ms, [1, 2])])
     run_here(capsys, "simulate", "restore", path, *WORDS).failed(2, "long.jsonl", "400 days")
+
+
+def test_blocks_are_of_the_bytes_that_the_trace_tells(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "io.csv"
+    path.write_text("timestamp,op,size,key\n0,write,419430400,a\n1,read,419430400,a\n")
+    for words, size in (((), 2 << 20), (("--block-bytes", "64KiB"), 65536)):
+        done = run_here(capsys, "simulate", "restore", path, "--json", "-", *words)
+        assert json.loads(done.out)["settings"]["block_bytes"] == size
+        done = run_here(
+            capsys, "score", path, "--jobs", "1", "--staging", "50%", "--json", "-", *words
+        )
+        assert json.loads(done.out)["settings"]["block_bytes"] == size

@@ -65,7 +65,7 @@ def test_info_counts_requests(chats: Path, agents: Path, tmp_path: Path, capsys:
     assert restore["distinct_blocks"] == load.distinct
     assert restore["reuse_share"] == load.reusable().sum() / 80
     assert restore["once_share"] == 20 / 25
-    assert restore["input_tokens"] == 20
+    assert restore["input_tokens"] == 512 * 80
     assert found["cannot"] == [
         "no stop reasons and think times: retention by either cannot be judged"
     ]

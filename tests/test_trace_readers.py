@@ -174,6 +174,17 @@ def test_objects_are_runs_of_blocks_and_keep_them_as_they_grow(tmp_path: Path) -
         (OBJECTS + "1,Trim,1,Tier-0,k,Decode\n", "line 8 .*'Trim' is neither Read nor Write"),
         (OBJECTS + "inf,Read,1,Tier-0,k,Decode\n", "line 8 cannot be used"),
         (OBJECTS + "1,Read,1e300,Tier-0,k,Decode\n", "an object of"),
+        (OBJECTS + "1,Read,-5,Tier-0,k,Decode\n", "line 8 .*an object of -5 bytes"),
+        ('{"timestamp": 0, "hash_ids": [1.5]}', "line 1 .*hash_ids: Expected `int`, got `float`"),
+        ('{"timestamp": 0, "hash_ids": null}', "line 1 .*hash_ids: Expected `array`, got `null`"),
+        ('{"timestamp": 0, "hash_ids": [-1]}', "line 1 .*hash_ids: Expected `int` >= 0"),
+        ('{"timestamp": 0, "hash_ids": [1], "block_size": -1}', "line 1 .*blocks of -1 tokens"),
+        ('{"requests": [{"t": 0, "type": "n", "hash_runs": [[1]]}]}', "line 1 .*hash_runs: "),
+        (
+            '{"requests": [{"t": 0, "type": "n", "hash_runs": [], "think_time": -1}]}',
+            "line 1 .*think_time is -1",
+        ),
+        ('{"requests": []}\n{"requests": [], "hash_id_scope": "global"}', "line 2 .*hash_id_scope"),
         ('{"block_size": 64, "requests": []}\n{"requests": [], "block_size": 16}', "blocks of 16"),
         ("Timestamp,Operation\n", "are not those of MLPerf"),
         ('{"requests": [{"t": 0, "type": "n", "hash_runs": [[0, 99999999]]}]}', "claim 99999999"),
@@ -230,6 +241,57 @@ def test_requests_out_of_order_are_put_in_order(tmp_path: Path) -> None:
     bare = write(tmp_path / "bare.jsonl", [nothing_told])
     assert read(bare)[1]["input_tokens"].tolist() == [-1]
     assert read(path)[1]["blocks"].tolist() == [2, 1, 4, 3]
+
+
+def test_the_first_requests_are_the_earliest_whatever_the_order(tmp_path: Path) -> None:
+    lines = [chat(5, [1]), chat(0, [2]), chat(9, [3]), chat(7, [4]), chat(1, [5])]
+    path = write(tmp_path / "t.jsonl", lines)
+    assert read(path, limit=2)[1]["blocks"].tolist() == [2, 5]
+    rising = write(tmp_path / "rising.jsonl", sorted(lines, key=lambda line: line["timestamp"]))
+    with rising.open("a") as file:
+        file.write("never read")
+    assert read(rising, limit=4)[1]["blocks"].tolist() == [2, 5, 1, 4]
+
+
+def test_a_file_is_known_by_what_is_in_it(tmp_path: Path) -> None:
+    data = json.dumps(chat(0, [1, 2])).encode()
+    for name, held in (("t.gz", data), ("t", gzip.compress(data)), ("b", b"\xef\xbb\xbf" + data)):
+        (tmp_path / name).write_bytes(held)
+        assert read(tmp_path / name)[1]["blocks"].tolist() == [1, 2]
+
+
+def test_blocks_are_of_the_size_that_a_trace_tells(tmp_path: Path) -> None:
+    def tokens(block_tokens: int, **more: int) -> int:
+        line = {"timestamp": 0, "hash_ids": [0, 1, 2], "input_length": 3 * block_tokens - 1, **more}
+        header, _ = read(text(tmp_path / "t.jsonl", json.dumps(line)))
+        assert ("but of how many?" in header.how) == (header.block_tokens == 0)
+        return int(header.block_tokens)
+
+    assert tokens(512) == 512
+    assert tokens(16) == 0, "512 is not assumed where the lengths speak against it"
+    assert tokens(16, block_size=16) == 16
+
+
+def test_sessions_may_tell_ids_one_by_one_and_share_them(tmp_path: Path) -> None:
+    runs = [[3, 2], [9, 1]]
+    one = {"requests": [call(0.0, runs)]}
+    ids = {**call(0.0, runs), "hash_ids": [3, 4, 9]}
+    del ids["hash_runs"]
+    other = {"requests": [ids]}
+    blocks = read(write(tmp_path / "own.jsonl", [one, other]))[1]["blocks"].tolist()
+    assert blocks == [3, 4, 9, 13, 14, 19]
+    lines = [{**line, "hash_id_scope": "global"} for line in (one, other)]
+    header, columns = read(write(tmp_path / "shared.jsonl", lines))
+    assert columns["blocks"].tolist() == [3, 4, 9, 3, 4, 9]
+    assert "the trace's own" in header.how
+
+
+@pytest.mark.parametrize("zone", ["+02:00", "+0200", "+02"])
+def test_a_date_has_a_zone_or_is_utc(tmp_path: Path, zone: str) -> None:
+    lines = f"2023-11-16 18:00:00,1,1\n2023-11-16 18:00:01Z,1,1\n2023-11-16 20:00:02.5{zone},1,1\n"
+    data = text(tmp_path / "t.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n" + lines)
+    arrivals = read(data, CsvSettings(without_reuse=True))[1]["arrival_ns"]
+    assert arrivals.tolist() == [0, 1_000_000_000, 2_500_000_000]
 
 
 def peak_of_copy(path: Path, out: Path) -> int:

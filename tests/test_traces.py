@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from prefetchd.lab.attention import read_attention
+from prefetchd.lab.attention_npz import read_recording
 from prefetchd.lab.trace_format import TraceError
 from prefetchd.lab.workload import single
 from prefetchd.model import NO_IDS, Geometry
@@ -58,8 +59,37 @@ def test_a_block_that_is_only_foreseen_has_a_place(tmp_path: Path) -> None:
 def test_other_integers_and_floats_are_taken_if_they_fit(tmp_path: Path) -> None:
     changes: dict[str, Any] = {"block_ids": IDS.astype(np.int64), "mass": MASS.astype(np.float32)}
     trace = read_attention(write_trace(tmp_path / "t.npz", prompt_tokens=None, **changes))
-    assert trace.block_ids.dtype == np.uint16
+    assert np.array_equal(trace.block_ids, IDS)
+    assert trace.mass.dtype == np.float16
     assert trace.prompt_tokens == 0
+
+
+def test_a_recording_of_a_long_context_has_wide_ids_and_is_converted_unrounded(
+    tmp_path: Path,
+) -> None:
+    ids, mass = IDS.astype(np.uint32) + 100_000, MASS.astype(np.float32) + np.float32(1e-6)
+    changes: dict[str, Any] = {"block_ids": ids, "mass": mass, "hint_ids": None, "hint_mass": None}
+    path = write_trace(tmp_path / "t.npz", **changes)
+    assert read_attention(path).geometry.blocks == int(ids.max()) + 1
+    (chunk,) = read_recording(path).chunks()
+    assert np.array_equal(chunk["block_ids"], ids)
+    assert np.array_equal(chunk["mass"], mass)
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.int16, np.uint16])
+def test_padding_is_no_block(tmp_path: Path, dtype: Any) -> None:
+    ids, mass = IDS.astype(dtype), MASS.copy()
+    ids[..., 2:] = np.array(-1).astype(dtype)
+    mass[..., 2:] = 0
+    hints, foreseen = ids.copy(), mass.copy()
+    hints[:, 0], foreseen[:, 0] = ids[0, 0, 0, -1], 0  # of the first layer nothing is foreseen
+    changes: dict[str, Any] = {"hint_ids": hints, "hint_mass": foreseen}
+    trace = read_attention(write_trace(tmp_path / "t.npz", block_ids=ids, mass=mass, **changes))
+    assert trace.geometry.blocks == int(IDS[..., :2].max()) + 1
+    assert trace.need(1, 1, 4)[0].tolist() == np.unique(IDS[1, 1, :, :2]).tolist()
+    hint = trace.hint(1, 1, 4)
+    assert hint is not None
+    assert np.array_equal(np.unique(hint.pages // LAYERS), np.unique(IDS[1, 1, :, :2]))
 
 
 @pytest.mark.parametrize(
@@ -74,9 +104,11 @@ def test_other_integers_and_floats_are_taken_if_they_fit(tmp_path: Path) -> None
         ({"block_ids": IDS[:0], "mass": MASS[:0]}, "not of shape"),
         ({"block_ids": IDS.astype(np.float32)}, "whole numbers, not float32"),
         ({"block_ids": IDS.astype(np.int64) - 1}, "run from -1"),
-        ({"hint_ids": IDS.astype(np.int64) + 70_000}, "hint_ids run from"),
+        ({"hint_ids": IDS.astype(np.int64) + (1 << 24)}, "hint_ids run from"),
         ({"mass": MASS.astype("U4")}, "floating-point numbers"),
         ({"mass": MASS * np.float16(np.nan)}, "must be finite"),
+        ({"hint_mass": MASS * np.float16(-1)}, "hint_mass must be finite and from 0"),
+        ({"mass": MASS.astype(np.float32) + 1e5}, "from 0 to 65504"),
         ({"block_tokens": np.int64(0)}, "at least 1, not 0"),
         ({"block_tokens": np.array([1, 2])}, "must be one whole number"),
         ({"prompt_tokens": np.float64(7)}, "must be one whole number"),

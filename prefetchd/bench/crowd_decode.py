@@ -79,7 +79,7 @@ def replay_decode_crowd(
     """Run everything and say how it went; `directory` holds the store of private daemons. Raises
     ReplayError, StoreError, SidecarError, WrongBytes ..."""
     report = report or Report()
-    notes = trace_notes(workload)
+    notes = trace_notes(workload, hints=settings.hints)
     seen = Seen(str(settings.gpu))
     runner = _Runner(directory, workload, settings, crowd, report, seen, notes)
     if crowd.connect:

@@ -152,7 +152,7 @@ def replay_decode(
             workload, settings, {"idle_s": settings.idle_s, "tend": settings.tend}
         ),
         runs=metrics.relate(runs),
-        notes=[*trace_notes(workload), *(words for words in said if words)],
+        notes=[*trace_notes(workload, hints=settings.hints), *(words for words in said if words)],
     )
 
 

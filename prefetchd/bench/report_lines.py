@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from prefetchd.bench.report_figures import Figure, Series, Trace, axis, ceiling
-from prefetchd.metrics import Result, Run
+from prefetchd.metrics import Ccdf, Result, Run
 
 # --- stalls ----------------------------------------------------------------------------------
 
@@ -22,7 +22,17 @@ DECADES_US = [(10.0**e, f"{10**e} µs" if e < 3 else f"{10 ** (e - 3)} ms") for 
 DECADES_SHARE = [(10.0**e, f"{100 * 10.0**e:g} %") for e in range(0, -8, -1)]
 
 
-def decades(ticks: list[tuple[float, str]], title: str, values: Iterable[float]) -> dict[str, Any]:
+def ccdf_axes(us_title: str, share_title: str, ccdfs: Sequence[Ccdf]) -> dict[str, Any]:
+    """Both axes, logarithmic, of curves that fall from the share that waited at all."""
+    times = [us for ccdf in ccdfs for us in ccdf.us]
+    shares = [share for ccdf in ccdfs for share in ccdf.share]
+    return {
+        "xaxis": decades(DECADES_US, us_title, times),
+        "yaxis": decades(DECADES_SHARE, share_title, shares),
+    }
+
+
+def decades(ticks: list[tuple[float, str]], title: str, values: Sequence[float]) -> dict[str, Any]:
     """A logarithmic axis with ticks at 1, 2 and 5 where there are few decades, from the tick below
     all values to the one above: however close they lie, there are figures to read them by."""
     drawn = [value for value in values if value > 0]
@@ -69,15 +79,10 @@ def stalls(runs: Sequence[Series]) -> Figure:
         data,
         {
             "height": 380,
-            "xaxis": decades(
-                DECADES_US,
+            **ccdf_axes(
                 "stall of one layer demand (logarithmic)",
-                (us for s in drawn for us in s.run.stall_ccdf.us),
-            ),
-            "yaxis": decades(
-                DECADES_SHARE,
                 "waited at least as long (logarithmic)",
-                (share for s in drawn for share in s.run.stall_ccdf.share),
+                [s.run.stall_ccdf for s in drawn],
             ),
         },
     )

@@ -38,6 +38,9 @@ TracePath = Annotated[
     typer.Argument(help="A restore trace, or requests (.jsonl); default: the embedded ones."),
 ]
 BlockBytes = Annotated[str, typer.Option(help="Bytes of a block.")]
+ModelledBlockBytes = Annotated[
+    str | None, typer.Option(help="Bytes of a block; default: as the trace tells, or 4MiB.")
+]
 Leads = Annotated[
     list[float] | None,
     typer.Option("--lead-ms", help="How long before its start a request is announced; repeatable."),
@@ -89,6 +92,11 @@ def check_limit(limit: float, block_bytes: int, speed: float = 1.0) -> None:
             f"--limit-blocks-s {limit:g} is no rate for blocks of {block_bytes} bytes; give "
             f"{_RATE_MIN:g} to {most:g} blocks a second, or 0 for no limit"
         )
+
+
+def modelled_blocks(text: str | None, trace_bytes: int) -> int:
+    """Bytes of a modelled block: as asked for, or else the trace's own, or else 4 MiB."""
+    return whole_blocks(text or (str(trace_bytes) if trace_bytes else "4MiB"))
 
 
 def whole_blocks(text: str) -> int:

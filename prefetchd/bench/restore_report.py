@@ -13,7 +13,7 @@ from typing import Any
 from prefetchd.bench.findings import SETTING
 from prefetchd.bench.report import embed, save
 from prefetchd.bench.report_figures import Figure, axis
-from prefetchd.bench.report_lines import DECADES_SHARE, DECADES_US, decades
+from prefetchd.bench.report_lines import ccdf_axes
 from prefetchd.bench.restore_result import SIMULATED, RestoreResult, RestoreRun, encode
 from prefetchd.bench.restore_tables import bound_cells, caption, columns, notes
 
@@ -162,7 +162,7 @@ def _ready(result: RestoreResult) -> Figure:
             {
                 "type": "scatter",
                 "mode": "lines" if len(run.ready_ccdf.us) > 1 else "markers",
-                "name": html.escape(f"{run.name}, {run.lead_ms:g} ms"),
+                "name": _named(run),
                 "x": run.ready_ccdf.us,
                 "y": run.ready_ccdf.share,
                 "line": {
@@ -176,11 +176,20 @@ def _ready(result: RestoreResult) -> Figure:
         "Share of requests with something to restore that waited at least this long after their "
         "intended start until nothing was missing; lower and further left is better."
     )
-    times = (us for run in drawn for us in run.ready_ccdf.us)
-    shares = (share for run in drawn for share in run.ready_ccdf.share)
+    never = [_named(run) for run in result.runs if run not in drawn and run.time_to_ready_ms.n]
+    if never:
+        reading += f" Never waited: {'; '.join(never)}."
     layout = {
         "height": 380,
-        "xaxis": decades(DECADES_US, "time to ready (logarithmic)", times),
-        "yaxis": decades(DECADES_SHARE, "took at least as long (logarithmic)", shares),
+        "showlegend": True,
+        **ccdf_axes(
+            "time to ready (logarithmic)",
+            "took at least as long (logarithmic)",
+            [run.ready_ccdf for run in drawn],
+        ),
     }
     return Figure("ready", "Time to ready", reading, data, layout)
+
+
+def _named(run: RestoreRun) -> str:
+    return html.escape(f"{run.name}, {run.lead_ms:g} ms")

@@ -140,6 +140,9 @@ def told_settings(
     )
 
 
-def trace_notes(workload: Workload) -> list[str]:
-    """What every result says of its trace."""
-    return [f"SYNTHETIC: the trace was {workload.synthetic}"] if workload.synthetic else []
+def trace_notes(workload: Workload, *, hints: bool) -> list[str]:
+    """What every result says of its trace. `hints`: whether those that it has were given."""
+    notes = [f"SYNTHETIC: the trace was {workload.synthetic}"] if workload.synthetic else []
+    if hints and not any(hint for step in workload.hints for hint in step):
+        notes.append("the trace has no hints: predictors that follow hints saw none")
+    return notes

@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from prefetchd.lab.sources import Source, check_kind, label, trace_source
 from prefetchd.lab.trace_schema import Columns
-from prefetchd.model import Geometry, Ids, PageHint, Scores
+from prefetchd.model import Geometry, Ids, Mask, PageHint, Scores
 
 BlockIds = NDArray[np.uint16] | NDArray[np.uint32]
+_WINDOW_BLOCKS = 64
 _NEEDED = {"block_ids", "mass", "hint_ids", "hint_mass"}
 
 
@@ -77,6 +78,11 @@ class AttentionTrace:
     def frontier(self, step: int) -> int:
         """The newest block of a step."""
         return (self.prompt_tokens + step) // self.block_tokens
+
+
+def is_far(blocks: Ids, newest: int) -> Mask:
+    """Which blocks are neither the sink, block 0, nor among the last 64 up to the newest."""
+    return np.logical_and(blocks > 0, blocks <= newest - _WINDOW_BLOCKS)
 
 
 def _union(ids: BlockIds, mass: NDArray[np.floating]) -> tuple[Ids, Scores]:

@@ -1,9 +1,10 @@
 """Reads raw recordings of decode attention (.npz as numpy.savez writes it), some steps at a time.
 
-Decides what such a file must hold. Columns: `block_ids` (uint16) and `mass` (float16) [step, layer,
-KV head, rank], the heaviest token blocks by falling attention mass; optionally `hint_ids` and
-`hint_mass` of the same shape but for the ranks, what the model can foresee of a layer when the one
-before it starts, and `window_mass`; `prompt_tokens` and `block_tokens`.
+Decides what such a file must hold. Columns: `block_ids` and `mass` [step, layer, KV head, rank],
+the heaviest token blocks by falling attention mass; optionally `hint_ids` and `hint_mass` of the
+same shape but for the ranks, what the model can foresee of a layer when the one before it starts,
+and `window_mass`; `prompt_tokens` and `block_tokens`. Where a head has fewer blocks than there are
+ranks, the rest is padding: -1 (65535 as uint16) without mass.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Collection, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 from numpy.lib import format as npy
@@ -26,8 +27,8 @@ from prefetchd.lab.trace_schema import CHUNK_BYTES, Columns, TraceError, TraceHe
 _REQUIRED = ("block_ids", "mass")
 _HINTS = ("hint_ids", "hint_mass")
 _EXTRA = "window_mass"
-_BLOCKS_MAX = 1 << 16  # block ids are uint16
-_DTYPES = {"block_ids": np.uint16, "hint_ids": np.uint16}
+_BLOCKS_MAX = 1 << 24  # beyond any context: what holds more is taken for damage, not for memory
+_MASS_MAX = float(np.finfo(np.float16).max)
 
 _Form = tuple[tuple[int, ...], np.dtype[np.generic]]
 
@@ -41,7 +42,8 @@ class RawAttention:
     forms: dict[str, _Form]
 
     def chunks(self, only: Collection[str] | None = None) -> Iterator[Columns]:
-        """As `OpenTrace.chunks`, as uint16 and float16. Raises TraceError: values out of range."""
+        """As `OpenTrace.chunks`: ids as uint16, or uint32 where they are wider than two bytes, and
+        masses as float16 or float32 alike. Raises TraceError: values out of range."""
         forms = {name: form for name, form in self.forms.items() if only is None or name in only}
         step_bytes = sum(math.prod(shape[1:]) * dtype.itemsize for shape, dtype in forms.values())
         rows = max(1, CHUNK_BYTES // step_bytes)
@@ -49,29 +51,23 @@ class RawAttention:
             members = {name: stack.enter_context(_member(archive, name)) for name in forms}
             for first in range(0, self.header.length, rows):
                 count = min(rows, self.header.length - first)
-                yield {
-                    name: self._read(members[name], name, count, *form)
-                    for name, form in forms.items()
-                }
+                raw = {name: _values(members[name], count, *form) for name, form in forms.items()}
+                for ids, mass in (_REQUIRED, _HINTS):
+                    if ids in raw:
+                        raw[ids] = _checked_ids(self.path, ids, raw[ids], raw.get(mass))
+                    if mass in raw:
+                        raw[mass] = _checked_mass(self.path, mass, raw[mass])
+                if _EXTRA in raw:
+                    raw[_EXTRA] = _checked_mass(self.path, _EXTRA, raw[_EXTRA])
+                yield raw
 
-    def _read(
-        self,
-        member: IO[bytes],
-        name: str,
-        rows: int,
-        shape: tuple[int, ...],
-        dtype: np.dtype[np.generic],
-    ) -> NDArray[np.generic]:
-        size = rows * math.prod(shape[1:]) * dtype.itemsize
-        values = np.frombuffer(member.read(size), dtype).reshape(rows, *shape[1:])
-        if name in _DTYPES:
-            _check_ids(self.path, name, values)
-            return values.astype(np.uint16)
-        if not np.issubdtype(dtype, np.floating) or not np.isfinite(values.astype(float)).all():
-            raise TraceError(
-                f"{self.path}: {name} must be finite floating-point numbers, not {dtype}"
-            )
-        return values.astype(np.float16)
+
+def _values(
+    member: IO[bytes], rows: int, shape: tuple[int, ...], dtype: np.dtype[np.generic]
+) -> NDArray[np.generic]:
+    """The next rows of a member."""
+    size = rows * math.prod(shape[1:]) * dtype.itemsize
+    return np.frombuffer(member.read(size), dtype).reshape(rows, *shape[1:])
 
 
 def read_recording(path: Path) -> RawAttention:
@@ -166,14 +162,38 @@ def _check_shapes(path: Path, shapes: dict[str, tuple[int, ...]]) -> None:
         raise TraceError(f"{path}: {_EXTRA} is not [step, layer, query head, window]")
 
 
-def _check_ids(path: Path, name: str, ids: NDArray[np.generic]) -> None:
+def _checked_ids(
+    path: Path, name: str, ids: NDArray[Any], mass: NDArray[Any] | None
+) -> NDArray[np.generic]:
     if not np.issubdtype(ids.dtype, np.integer):
         raise TraceError(f"{path}: {name} must be whole numbers, not {ids.dtype}")
+    if mass is not None:
+        ids = _without_padding(ids, mass)
     least, most = int(ids.min()), int(ids.max())
     if least < 0 or most >= _BLOCKS_MAX:
         raise TraceError(
             f"{path}: {name} run from {least} to {most}; blocks are numbered 0 to {_BLOCKS_MAX - 1}"
         )
+    return ids.astype(np.uint16 if ids.itemsize <= 2 else np.uint32)
+
+
+def _without_padding(ids: NDArray[Any], mass: NDArray[Any]) -> NDArray[Any]:
+    """Padding names the head's heaviest block once more, or block 0 if it has none: no other
+    block is needed for it."""
+    is_padding = (ids == np.array(-1).astype(ids.dtype)) & (mass == 0)
+    if not is_padding.any():
+        return ids
+    return np.where(is_padding, np.where(is_padding, 0, ids)[..., :1], ids)
+
+
+def _checked_mass(path: Path, name: str, mass: NDArray[Any]) -> NDArray[np.generic]:
+    if not np.issubdtype(mass.dtype, np.floating):
+        raise TraceError(f"{path}: {name} must be floating-point numbers, not {mass.dtype}")
+    if not (mass.min() >= 0 and mass.max() <= _MASS_MAX):  # nor of what is no number
+        raise TraceError(
+            f"{path}: {name} must be finite and from 0 to {_MASS_MAX:g}, as shares of attention are"
+        )
+    return mass.astype(np.float16 if mass.itemsize <= 2 else np.float32)
 
 
 def _number(path: Path, archive: zipfile.ZipFile, name: str, default: int, *, at_least: int) -> int:

@@ -11,12 +11,12 @@ from collections import deque
 import msgspec
 import numpy as np
 
+from prefetchd.lab.attention import is_far
 from prefetchd.lab.trace_out import needed_pages
 from prefetchd.lab.trace_schema import Columns, TraceHeader
 from prefetchd.model import Ids, Mask
 
 LAGS = (1, 2, 4, 8, 16, 32)
-_WINDOW_BLOCKS = 64
 
 
 class DecodeInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,21 +69,20 @@ class DecodeCounter:
         self._mass += (float(sink.sum()), float(kept.sum()))
         for step in range(len(ids)):
             pages = np.sort(needed_pages(self._header, chunk, step, top_k))
-            self._count(pages, self._is_far(pages))
+            self._count(pages, self._far_ones(pages))
             if "hint_ids" in chunk:
                 self._hint(pages, chunk, step, top_k)
 
-    def _is_far(self, pages: Ids) -> Mask:
+    def _far_ones(self, pages: Ids) -> Mask:
         header = self._header
         newest = (header.prompt_tokens + self._steps) // max(1, header.block_tokens)
-        blocks = pages // header.layers
-        return np.logical_and(blocks > 0, blocks <= newest - _WINDOW_BLOCKS)
+        return is_far(pages // header.layers, newest)
 
-    def _count(self, pages: Ids, is_far: Mask) -> None:
+    def _count(self, pages: Ids, far: Mask) -> None:
         for lag, shared in self._shared.items():
             if lag <= len(self._recent):
                 is_kept = _among(pages, self._recent[-lag])
-                shared += [[is_kept.sum(), len(pages)], [is_kept[is_far].sum(), is_far.sum()]]
+                shared += [[is_kept.sum(), len(pages)], [is_kept[far].sum(), far.sum()]]
         if len(self._ever) <= pages[-1]:
             self._ever = np.append(self._ever, np.zeros(int(pages[-1]) + 1, np.bool_))
         if self._steps:
@@ -93,7 +92,7 @@ class DecodeCounter:
         self._recent.append(pages)
         self._steps += 1
         self._pages += len(pages)
-        self._far += int(is_far.sum())
+        self._far += int(far.sum())
 
     def _hint(self, pages: Ids, chunk: Columns, step: int, top_k: int) -> None:
         hinted: Columns = {"block_ids": chunk["hint_ids"]}

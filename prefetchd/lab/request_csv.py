@@ -59,6 +59,7 @@ _AZURE: _Names = {
     "input": ("contexttokens",),
     "output": ("generatedtokens",),
 }
+_ZONE = re.compile(r":[\d.]+(?P<zone>Z|(?P<side>[+-])(?P<hours>\d\d):?(?P<minutes>\d\d)?)$")
 _OPTIONAL = {"tier", "phase", "session"}
 
 
@@ -92,7 +93,7 @@ def _rows(path: Path, lines: Iterator[Line]) -> Iterator[tuple[int, list[str]]]:
     def text() -> Iterator[str]:
         nonlocal number
         for number, line in lines:  # noqa: B007 - the number is told with what is wrong
-            yield line.decode("utf-8-sig")
+            yield line.decode()
 
     try:
         for row in csv.reader(text()):
@@ -137,9 +138,18 @@ def _count(text: str) -> int:
 
 
 def _date(text: str) -> int:
-    """`2023-11-16 18:17:03.9799600`, UTC."""
-    plain = re.sub(r"(Z|\+00(:?00)?)$", "", text)
-    return int(np.datetime64(plain, "ns").astype(np.int64))
+    """`2023-11-16 18:17:03.9799600`, of UTC where no other zone follows, as in `+01:00`."""
+    zone = _ZONE.search(text)
+    plain = text[: zone.start("zone")] if zone else text
+    return int(np.datetime64(plain, "ns").astype(np.int64)) - _east_ns(zone)
+
+
+def _east_ns(zone: re.Match[str] | None) -> int:
+    """By how much a zone's clocks are ahead of UTC's."""
+    if zone is None or zone["hours"] is None:
+        return 0
+    minutes = 60 * int(zone["hours"]) + int(zone["minutes"] or 0)
+    return (-minutes if zone["side"] == "-" else minutes) * 60_000_000_000
 
 
 def _lengths(
@@ -161,7 +171,7 @@ def _lengths(
         try:
             tokens, output = _count(record["input"]), _count(record["output"])
             count = -(-tokens // settings.block_tokens)
-            if not 0 <= count <= _CHAIN_BLOCKS_MAX:
+            if count > _CHAIN_BLOCKS_MAX:
                 raise ValueError(f"a request of {tokens} tokens")
             session = record.get("session") or f"line {number}"
             row = Row(
@@ -175,7 +185,7 @@ def _lengths(
         except (ValueError, OverflowError) as error:
             raise not_usable(path, number, error) from error
         blocks += count
-        if limit is not None and len(spool) == limit:
+        if spool.holds(limit):
             break
     header = TraceHeader(
         kind="restore",
@@ -185,7 +195,7 @@ def _lengths(
         block_tokens=settings.block_tokens,
         identity=False,
     )
-    return by_arrival(spool, header, spread=True)
+    return by_arrival(spool, header, spread=True, limit=limit)
 
 
 class _Objects:
@@ -199,7 +209,7 @@ class _Objects:
 
     def runs(self, key: str, size: int) -> bytes:
         count = -(-size // self._block_bytes)
-        if not 0 <= count <= _CHAIN_BLOCKS_MAX:
+        if size < 0 or count > _CHAIN_BLOCKS_MAX:
             raise ValueError(f"an object of {size} bytes in blocks of {self._block_bytes}")
         runs = self._runs.setdefault(key, [])
         taken = array("q")
@@ -240,7 +250,7 @@ def _objects(
             spool.add(Row(_seconds(record["time"]), runs, objects.number(record["key"])))
         except (ValueError, OverflowError) as error:
             raise not_usable(path, number, error) from error
-        if limit is not None and len(spool) == limit:
+        if spool.holds(limit):
             break
     read = ", ".join(names[place].strip() for place in places.values())
     header = TraceHeader(
@@ -254,4 +264,4 @@ def _objects(
         ),
         block_bytes=settings.block_bytes,
     )
-    return by_arrival(spool, header, spread=False)
+    return by_arrival(spool, header, spread=False, limit=limit)

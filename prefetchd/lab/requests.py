@@ -27,7 +27,8 @@ class Requests:
     Request i needs `blocks[starts[i] : starts[i + 1]]`, in prefix order. `arrival_ns` rises from 0;
     `think_ns`: idle time of its session before it; `stops`: why it ended, "" where not told;
     `quantum_ns`: what timestamps were rounded to, 0 if they were not; `how`: what was done to the
-    times and ids, in words. Optional columns are those of `trace_schema`.
+    times and ids, in words; `block_tokens` and `block_bytes` are 0 where not told. Optional columns
+    are those of `trace_schema`.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Requests:
     quantum_ns: int
     how: str
     block_tokens: int = 0
+    block_bytes: int = 0
     input_tokens: NDArray[np.int64] | None = None
     output_tokens: NDArray[np.int64] | None = None
     agent: NDArray[np.int64] | None = None
@@ -100,6 +102,7 @@ def read_requests(path: Path, limit: int | None = None, group: int = 1) -> Reque
         quantum_ns=header.quantum_ns,
         how=f"{header.how}; blocks numbered anew",
         block_tokens=header.block_tokens,
+        block_bytes=header.block_bytes,
         input_tokens=columns.get("input_tokens"),
         output_tokens=columns.get("output_tokens"),
         agent=columns.get("agent"),
@@ -119,6 +122,7 @@ def _grouped(load: Requests, group: int, path: Path) -> Requests:
         starts=np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)]),
         blocks=_by_first_need(blocks),
         block_tokens=load.block_tokens * group,
+        block_bytes=load.block_bytes * group,
         how=f"{load.how}; every {group} blocks of a request are one",
     )
 

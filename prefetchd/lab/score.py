@@ -105,6 +105,12 @@ def _settings(grid: Grid) -> dict[str, int | float | bool | None]:
 def _notes(grid: Grid) -> list[str]:
     made = [trace.name for trace in grid.traces if trace.synthetic]
     notes = [f"SYNTHETIC: {name} was generated, not recorded" for name in made]
+    if True in grid.hints:
+        notes += [
+            f"{trace.name} has no hints: predictors that follow hints saw none"
+            for trace in grid.traces
+            if not trace.hints
+        ]
     if grid.limit_blocks_s and any(trace.regime == "restore" for trace in grid.traces):
         notes.append(
             f"restores were held to {grid.limit_blocks_s:g} blocks/s, one after another, and not "

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from prefetchd.bench import decode_options as options
 from prefetchd.bench.output import Outputs, progress_bars
-from prefetchd.bench.restore_options import check_limit, whole_blocks
+from prefetchd.bench.restore_options import check_limit, modelled_blocks
 from prefetchd.bench.runs import ReplayError
 from prefetchd.drive_profile import DEFAULT, SEED, DriveProfile, load_profile
 from prefetchd.lab.score import count_tasks, score
@@ -71,7 +71,10 @@ def score_command(
     warmup: options.Warmup = 16,
     top_k: options.TopK = 16,
     page_bytes: options.PageBytes = "64KiB",
-    block_bytes: Annotated[str, typer.Option(help="Restore: bytes of a block.")] = "4MiB",
+    block_bytes: Annotated[
+        str | None,
+        typer.Option(help="Restore: bytes of a block; default: as the traces tell, or 4MiB."),
+    ] = None,
     limit_blocks_s: Annotated[
         float, typer.Option(help="Restore: instead of a profile, so many reads a second; 0: none.")
     ] = 0.0,
@@ -99,10 +102,12 @@ def score_command(
     outputs = Outputs(json, report, csv)
     outputs.check()
     _check_leads([*(layer_us or ()), *(lead_ms or ())])
-    restored_bytes = whole_blocks(block_bytes)
+    found_traces = _traces(traces)
+    told_bytes = 0 if block_bytes else _told_bytes(found_traces)
+    restored_bytes = modelled_blocks(block_bytes, told_bytes)
     check_limit(limit_blocks_s, restored_bytes)
     grid = Grid(
-        traces=_traces(traces),
+        traces=found_traces,
         predictors=tuple(predictor or ()),
         evicts=tuple(evict or ()),
         stagings=tuple(staging or STAGINGS),
@@ -150,12 +155,26 @@ def _traces(paths: list[Path] | None) -> tuple[TraceFile, ...]:
 def _trace(path: Path) -> TraceFile:
     with trace_source(path, limit=1) as source:
         header = source.header
+        hints = header.kind == "restore" or "hint_ids" in next(iter(source.chunks()))
     return TraceFile(
         name=label(header),
         regime=header.kind,
         path=str(path),
         synthetic=header.synthetic,
+        hints=hints,
+        block_bytes=header.block_bytes,
     )
+
+
+def _told_bytes(traces: tuple[TraceFile, ...]) -> int:
+    """What all traces that tell their blocks' size agree on; else 0. Raises ReplayError."""
+    told = {trace.block_bytes for trace in traces if trace.regime == "restore"} - {0}
+    if len(told) > 1:
+        raise ReplayError(
+            f"the traces' blocks are of {', '.join(map(str, sorted(told)))} bytes; say for all of "
+            "them --block-bytes"
+        )
+    return told.pop() if told else 0
 
 
 def _check_leads(leads: list[float]) -> None:

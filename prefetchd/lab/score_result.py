@@ -129,12 +129,15 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TraceFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A trace by the name that rows have for it; `path` "" is the one that ships with us."""
+    """A trace by the name that rows have for it; `path` "" is the one that ships with us. `hints`:
+    whether any can be given; of requests they always can. `block_bytes`: 0 where not told."""
 
     name: str
     regime: Regime
     path: str = ""
     synthetic: bool = False
+    hints: bool = True
+    block_bytes: int = 0
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):

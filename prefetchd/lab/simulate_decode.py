@@ -82,7 +82,7 @@ def simulate_decode(
         settings=told_settings(workload, settings, told_dpu(settings.dpu)),
         runs=metrics.relate(runs),
         bounds=bounds(workload, settings, profile),
-        notes=trace_notes(workload),
+        notes=trace_notes(workload, hints=settings.hints),
     )
 
 

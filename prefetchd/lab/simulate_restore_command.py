@@ -31,7 +31,7 @@ def restore(
         int | None,
         typer.Option(help="Blocks that fit into DRAM; default: the DPU's, or a quarter of all."),
     ] = None,
-    block_bytes: options.BlockBytes = "4MiB",
+    block_bytes: options.ModelledBlockBytes = None,
     lead_ms: options.Leads = None,
     hints: options.Hints = True,
     limit_blocks_s: Annotated[
@@ -71,9 +71,9 @@ def restore(
     options.check_numbers(leads, staging_blocks, requests, consume_blocks_s, 1.0)
     profile = load_profile(device_profile)
     processor = read_dpu(dpu) if dpu else NO_DPU
-    size = options.whole_blocks(block_bytes)
-    options.check_limit(limit_blocks_s, size)
     load = options.read_trace(trace, None if live_sessions else requests, group_blocks)
+    size = options.modelled_blocks(block_bytes, load.block_bytes)
+    options.check_limit(limit_blocks_s, size)
     load = _laid_out(load, live_sessions, requests)
     staging = staging_blocks or _live_blocks(load, live_share)
     staging = staging or processor.staging_bytes // size or options.default_staging(load.distinct)

@@ -79,6 +79,7 @@ class Spool:
         self._times, self._ends = array("q"), array("q", [0])
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(Row)
+        self._falls = False
         self.stops: dict[str, int] = {"": 0}
 
     def __enter__(self) -> Self:
@@ -94,10 +95,16 @@ class Spool:
         self.stops.setdefault(row.stop, len(self.stops))
         if len(self.stops) > _STOPS_MAX:
             raise ValueError(f"over {_STOPS_MAX} different stop reasons")
+        self._falls = self._falls or bool(self._times and row.at_ns < self._times[-1])
         data = self._encoder.encode(row)
         self._file.write(data)
         self._times.append(row.at_ns)
         self._ends.append(self._ends[-1] + len(data))
+
+    def holds(self, limit: int | None) -> bool:
+        """Whether these are the first `limit` by arrival, if rows come as they came so far: once
+        their times have fallen, the earliest may still be to come."""
+        return limit is not None and len(self) >= limit and not self._falls
 
     def times_ns(self) -> NDArray[np.int64]:
         """Arrivals, in the order of adding."""

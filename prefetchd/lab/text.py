@@ -5,22 +5,22 @@ Knows nothing of what the lines say. A file is read once, from front to end, a l
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import zlib
 from collections.abc import Callable, Iterator
+from io import BufferedReader
 from pathlib import Path
+from typing import BinaryIO, cast
 
 from prefetchd.lab.trace_format import TraceError
 
 Told = Callable[[int, int], None]
 """Is told how much has been done, of how much."""
 
+_GZIP_MAGIC = b"\x1f\x8b"
 _LINE_BYTES_MAX = 256 << 20
 _TOLD_LINES = 1000
-
-
-def is_gzip(path: Path) -> bool:
-    return path.suffix == ".gz"
 
 
 def text_lines(path: Path, told: Told | None = None) -> Iterator[tuple[int, bytes]]:
@@ -31,7 +31,7 @@ def text_lines(path: Path, told: Told | None = None) -> Iterator[tuple[int, byte
     number = 0
     try:
         size = path.stat().st_size
-        with path.open("rb") as raw, gzip.open(raw) if is_gzip(path) else raw as file:
+        with path.open("rb") as raw, _unpacked(raw) as file:
             while line := file.readline(_LINE_BYTES_MAX):
                 number += 1
                 if len(line) == _LINE_BYTES_MAX:
@@ -40,7 +40,7 @@ def text_lines(path: Path, told: Told | None = None) -> Iterator[tuple[int, byte
                     )
                 if told and number % _TOLD_LINES == 0:
                     told(raw.tell(), size)
-                if line := line.strip():
+                if line := line.removeprefix(codecs.BOM_UTF8).strip():
                     yield number, line
         if told:
             told(size, size)
@@ -54,6 +54,12 @@ def text_lines(path: Path, told: Told | None = None) -> Iterator[tuple[int, byte
         raise TraceError(f"there is no trace {path}") from error
     except OSError as error:
         raise TraceError(f"trace {path} cannot be read: {error.strerror}") from error
+
+
+def _unpacked(raw: BufferedReader) -> BinaryIO:
+    """The text itself, of a file that is packed or not."""
+    is_packed = raw.peek(len(_GZIP_MAGIC)).startswith(_GZIP_MAGIC)
+    return cast("BinaryIO", gzip.open(raw)) if is_packed else raw
 
 
 def not_usable(path: Path, number: int, error: Exception) -> TraceError:

@@ -66,9 +66,17 @@ def look(path: Path, source: Source, *, top_k: int, told: Told | None = None) ->
 
 
 def _cannot(header: TraceHeader, done: DecodeInfo | RestoreInfo) -> list[str]:
+    words: list[str] = []
     if isinstance(done, DecodeInfo):
-        return [] if done.hint_ranks else ["no hints: predictors that follow hints see none"]
-    words = [] if header.identity else [NO_IDENTITY]
+        if not done.hint_ranks:
+            words.append("no hints: predictors that follow hints see none")
+        if not header.prompt_tokens:
+            words.append("no length of the prompt: which pages are far is not known")
+        return words
+    if not done.blocks:
+        words.append("no blocks: there is nothing to restore")
+    if not header.identity:
+        words.append(NO_IDENTITY)
     if set(done.stops) <= {""} and not done.think_s.max:
         words.append("no stop reasons and think times: retention by either cannot be judged")
     return words

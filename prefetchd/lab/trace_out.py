@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefetchd.hostinfo import blaming
-from prefetchd.lab.requests import head
 from prefetchd.lab.sources import Source
 from prefetchd.lab.text import Told
 from prefetchd.lab.trace_schema import Columns, TraceHeader, rows_of
@@ -30,16 +29,15 @@ def write_libcachesim(
     *,
     object_bytes: int,
     top_k: int | None = None,
-    limit: int | None = None,
     told: Told | None = None,
 ) -> int:
-    """Write the first `limit` rows; the number of accesses. The file appears when it is whole."""
+    """Write all rows; the number of accesses. The file appears when it is whole."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     accesses = rows = 0
     try:
         with blaming(path), part.open("x", encoding="ascii", newline="") as file:
             file.write(HEADER)
-            for times, ids, count in _accesses(source, top_k, limit):
+            for times, ids, count in _accesses(source, top_k):
                 lines = zip(times.tolist(), ids.tolist(), strict=True)
                 file.writelines(f"{time},{one},{object_bytes}\n" for time, one in lines)
                 accesses, rows = accesses + len(ids), rows + count
@@ -54,26 +52,20 @@ def write_libcachesim(
 _Accesses = tuple[NDArray[np.int64], NDArray[np.int64], int]
 
 
-def _accesses(source: Source, top_k: int | None, limit: int | None) -> Iterator[_Accesses]:
-    header, left = source.header, limit
+def _accesses(source: Source, top_k: int | None) -> Iterator[_Accesses]:
+    header = source.header
     row = 0
     for chunk in source.chunks():
         count = rows_of(header.kind, chunk)
-        count = count if left is None else min(left, count)
         if header.kind == "restore":
-            few = head(chunk, count)
-            seconds = few["arrival_ns"].astype(np.int64) // 1_000_000_000
-            times = np.repeat(seconds, few["sizes"].astype(np.int64))
-            yield times, few["blocks"].astype(np.int64), count
+            seconds = chunk["arrival_ns"].astype(np.int64) // 1_000_000_000
+            times = np.repeat(seconds, chunk["sizes"].astype(np.int64))
+            yield times, chunk["blocks"].astype(np.int64), count
         else:
             for step in range(count):
                 pages = needed_pages(header, chunk, step, top_k)
                 yield np.full(len(pages), row + step), pages, 1
         row += count
-        if left is not None:
-            left -= count
-            if left <= 0:
-                return
 
 
 def needed_pages(

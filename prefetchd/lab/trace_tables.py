@@ -41,6 +41,10 @@ def _share(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.2f} %"
 
 
+def _steps(count: int) -> str:
+    return f"{count} step{'s' * (count > 1)}"
+
+
 def _decode(info: DecodeInfo) -> _Rows:
     return [
         ("steps", f"{info.steps:,}"),
@@ -49,8 +53,8 @@ def _decode(info: DecodeInfo) -> _Rows:
         ("tokens of the prompt", f"{info.prompt_tokens:,}"),
         (f"pages needed by a layer (top {info.top_k})", f"{info.pages_per_layer:.1f}"),
         ("far pages among them", _share(info.far_share)),
-        *((f"needed {lag} steps before too", _share(one)) for lag, one in info.overlap.items()),
-        *((f"... far pages, {lag} steps", _share(one)) for lag, one in info.far_overlap.items()),
+        *((f"needed {_steps(lag)} before too", _share(one)) for lag, one in info.overlap.items()),
+        *((f"... far pages, {_steps(lag)}", _share(one)) for lag, one in info.far_overlap.items()),
         ("never needed before", _share(info.new_share)),
         ("mass of block 0", _share(info.sink_mass)),
         (f"mass of the top {info.top_k}", _share(info.top_k_mass)),

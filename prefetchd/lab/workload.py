@@ -11,11 +11,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from prefetchd.lab.attention import AttentionTrace
+from prefetchd.lab.attention import AttentionTrace, is_far
 from prefetchd.lab.trace_format import TraceError
 from prefetchd.model import ChainHint, Geometry, Ids, Mask, PageHint, Scores
-
-_WINDOW_BLOCKS = 64  # far pages are neither the sink nor in the last 1,024 tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +137,7 @@ def _demand(
         own, mass = trace.need(step, layer, top_k)
         blocks.append(mapped[own])
         scores.append(mass)
-        far.append((own > 0) & (own <= trace.frontier(step) - _WINDOW_BLOCKS))
+        far.append(is_far(own, trace.frontier(step)))
     merged, first, where = np.unique(np.concatenate(blocks), return_index=True, return_inverse=True)
     best = np.zeros(len(merged), np.float32)
     np.maximum.at(best, where, np.concatenate(scores))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -183,7 +186,7 @@ def test_a_window_is_of_the_drive_and_not_of_a_host_that_notices_late() -> None:
     learn([100_000])
     busy(100)
     wide = window.bytes
-    learn(([2_000_000] * 30 + [100_000]) * 8)
+    learn([2_000_000, 100_000, 2_000_000] * 80)
     window.alone(4096, 1000)
     assert 0.97 * wide <= window.bytes <= wide, "neither by late ends nor by reads that move little"
     for _ in range(9):
@@ -193,6 +196,48 @@ def test_a_window_is_of_the_drive_and_not_of_a_host_that_notices_late() -> None:
     assert window.bytes <= wide
     learn([1_500_000] * 200)
     assert window.bytes > 9 * wide, "a drive that has become slow"
+
+
+def _flood(times_ns: Iterator[int], units: int, window: Window | None) -> int:
+    """Reads in 0.2 s of a flood, after 2 s of it, on a drive that serves so many at a time; within
+    the window or, without one, 64 in flight. Now and then all ends, and the next read is alone."""
+    now_ns, ended, late, pauses = 0, 0, 0, False
+    flying: list[tuple[int, int]] = []  # end, begin
+    free_ns = [0] * units
+    while now_ns < 2_200_000_000:
+        pauses = bool(flying) and (pauses or ended % 3000 == 0)
+        while not pauses and len(flying) < min(64, window.bytes // PAGE if window else 64):
+            alone = not flying
+            end_ns = max(now_ns, heapq.heappop(free_ns)) + next(times_ns)
+            heapq.heappush(free_ns, end_ns)
+            heapq.heappush(flying, (end_ns, now_ns))
+            if window and alone:
+                window.alone(PAGE, end_ns - now_ns)
+        now_ns, begun_ns = heapq.heappop(flying)
+        ended += 1
+        late += now_ns > 2_000_000_000
+        if window:
+            taken_ns = now_ns - begun_ns
+            window.moved(PAGE, 1, taken_ns, now_ns, busy=bool(flying), limited=True)
+    return late
+
+
+@pytest.mark.parametrize("case", ["steady, one in no time", "some from a cache", "wide", "a tail"])
+def test_a_window_that_bounds_a_flood_does_not_starve_a_drive(case: str) -> None:
+    """That times differ is no queue, and a few short ones are not what a read alone takes."""
+    random = np.random.default_rng(5)
+    draw: dict[str, Callable[[], float]] = {
+        "steady, one in no time": lambda: 100e3,
+        "some from a cache": lambda: 10e3 if random.random() < 0.05 else 100e3,
+        "wide": lambda: random.uniform(60e3, 300e3),
+        "a tail": lambda: 50e3 + random.exponential(100e3),
+    }
+    times_ns = (int(draw[case]()) for _ in iter(int, 1))
+    window, units = Window(), 16
+    for time_ns in (*islice(times_ns, 64), *([5000] if case.startswith("steady") else [])):
+        window.alone(PAGE, time_ns)
+    assert _flood(times_ns, units, window) > 0.75 * _flood(times_ns, units, None)
+    assert window.bytes < 2 * units * PAGE
 
 
 @settings(max_examples=30, deadline=None)

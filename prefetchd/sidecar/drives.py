@@ -157,10 +157,13 @@ class DriveGate(Gate):
         if not self._flying or not len(completions):
             return
         ended: dict[Drive, list[_Flight]] = {}
-        for tag in completions["tag"].tolist():
+        for tag, result in zip(*(completions[n].tolist() for n in ("tag", "result")), strict=True):
             flight = self._flying.pop(tag, None)
             if flight is not None:
-                ended.setdefault(flight[0], []).append(flight)
+                drive, length, begun_ns, alone = flight
+                # What fails may fail in no time.
+                flight = drive, length, begun_ns, alone and result == length
+                ended.setdefault(drive, []).append(flight)
         for drive, flights in ended.items():
             with drive.lock:
                 self._note(drive, flights, now_ns)

@@ -6,8 +6,11 @@ with the calls. Refuses to know what is read.
 
 from __future__ import annotations
 
+from collections import deque
+
 UNBOUNDED = 1 << 62
-_ALONE_SPAN = 64  # reads
+_ALONE_SPAN = 128  # reads
+_TAIL = 4.0  # times as long as usual: beyond it a time tells of the host or of luck
 _SPARE_READS_MAX, _SPARE_BYTES_MAX = 4, 1 << 18
 
 
@@ -20,8 +23,8 @@ class Window:
     def __init__(self, interval_ns: int = 5_000_000) -> None:
         self._interval_ns = interval_ns
         self._alone_bytes = 0.0
-        self._shortest_ns = [UNBOUNDED, UNBOUNDED]  # in the last so many reads alone, and of late
-        self._alone_reads = 0
+        self._times_ns: deque[int] = deque(maxlen=_ALONE_SPAN)  # of late, of reads alone
+        self._alone_ns = self._mean_ns = 0.0
         self._spare = 0.0  # reads
         self._rate = 0.0  # bytes a ns
         self._since_ns = 0
@@ -36,21 +39,17 @@ class Window:
         return int(self._rate * self._alone_ns + self._alone_bytes + spare)
 
     def alone(self, size: int, latency_ns: int) -> None:
-        """A read ended that had nothing ahead of it when it began. The shortest time of late
-        counts: a busy host notices an end late, and never too soon. Reads of less than half the
-        usual size may be over sooner than others can be."""
+        """A read ended well that had nothing ahead of it when it began. Of late times a quarter may
+        be too short, found in the drive's cache, and most too long, as a busy host notices late.
+        Reads of less than half the usual size may be over sooner than others can be."""
         self._alone_bytes += (size - self._alone_bytes) / (16 if self._alone_bytes else 1)
         if 2 * size < self._alone_bytes:
             return
-        self._shortest_ns[1] = min(self._shortest_ns[1], max(1, latency_ns))
-        self._alone_reads += 1
-        if self._alone_reads % _ALONE_SPAN == 0:
-            self._shortest_ns = [self._shortest_ns[1], UNBOUNDED]
-
-    @property
-    def _alone_ns(self) -> int:
-        """How long a read takes that is alone; 0 while that is not known."""
-        return min(self._shortest_ns) % UNBOUNDED
+        self._times_ns.append(max(1, latency_ns))
+        rising = sorted(self._times_ns)
+        self._alone_ns = float(rising[len(rising) // 4])
+        most = _TAIL * self._alone_ns
+        self._mean_ns = sum(min(time_ns, most) for time_ns in rising) / len(rising)
 
     def moved(
         self, size: int, reads: int, waits_ns: int, now_ns: int, *, busy: bool, limited: bool
@@ -67,13 +66,14 @@ class Window:
         spent_ns = now_ns - self._since_ns
         if spent_ns >= self._interval_ns or not busy:
             if self._busy and self._reads and self._alone_ns and spent_ns < 4 * self._interval_ns:
-                queued = self._waits_ns / self._reads / self._alone_ns
+                queued = self._waits_ns / self._reads / self._mean_ns
                 self._judge(self._moved / spent_ns, queued, limited=limited)
             self._since_ns, self._busy = now_ns, busy
             self._moved = self._reads = self._waits_ns = 0
 
     def _judge(self, rate: float, queued: float, *, limited: bool) -> None:
-        """`queued`: how many times as long as alone reads have taken."""
+        """`queued`: how many times as long as alone reads have taken, both on average: that they do
+        not all take the same is no queue."""
         if self._rate == 0:
             self._rate = rate if queued > 2 else 0.0
         elif rate > self._rate:

@@ -15,7 +15,9 @@ from prefetchd import hashing
 SEEDS = [0, 1, 2**63, 2**64 - 1]
 
 
-@pytest.mark.parametrize("length", [0, 1, 240, 4096, (1 << 14) - 1, 1 << 14, 24576, 1 << 16, 1 << 18])
+@pytest.mark.parametrize(
+    "length", [0, 1, 240, 4096, (1 << 14) - 1, 1 << 14, 24576, 1 << 16, 1 << 18]
+)
 @pytest.mark.parametrize("unlocked", [True, False])
 def test_hashes_are_those_of_xxhash(
     length: int, unlocked: bool, monkeypatch: pytest.MonkeyPatch

@@ -1,9 +1,9 @@
 """xxh3-64 of many rows of one array, for the checks of pages.
 
-Decides by whose hand: between 16 and 64 KiB the package `xxhash` keeps the interpreter's lock while
-it hashes, and a thread that checks pages would stand in the way of one that computes; its library's
-own function, called through ctypes, lets go of the lock. Larger rows it hashes without the lock
-itself; smaller ones take less time than letting go of it does. The hashes are the same.
+Decides by whose hand: the package `xxhash` keeps the interpreter's lock while it hashes up to
+64 KiB, older releases of it while they hash anything, and a thread that checks pages would stand in
+the way of one that computes. Its library's own function, called through ctypes, lets go of the
+lock. Rows below 16 KiB take less time than letting go of it does. The hashes are the same.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from prefetchd.model import Ids
 
 log = logging.getLogger("prefetchd")
 
-_UNLOCKED_FROM_BYTES, _UNLOCKED_BELOW_BYTES = 1 << 14, 1 << 16
+_UNLOCKED_FROM_BYTES = 1 << 14
 Hash = Callable[[int, int, int], int]
 
 
@@ -51,16 +51,15 @@ _unlocked = _library_function()
 
 def hash_rows(rows: NDArray[np.uint8], places: Ids, seeds: list[int]) -> NDArray[np.uint64]:
     """Of `rows[place]` for each of `places`, with a seed each. A row's bytes lie side by side.
-    Raises IndexError for a place that there is not."""
-    length = rows.shape[1]
+    Raises IndexError for a place that there is not, also for one below 0."""
+    length, numbers = rows.shape[1], places.tolist()
+    if numbers and not 0 <= min(numbers) <= max(numbers) < len(rows):
+        raise IndexError(f"rows {min(numbers)} to {max(numbers)} of {len(rows)}")
     hashes: Iterable[int]
-    if _unlocked is not None and _UNLOCKED_FROM_BYTES <= length < _UNLOCKED_BELOW_BYTES:
-        if len(places) and not 0 <= places.min() <= places.max() < len(rows):
-            raise IndexError(f"rows {places.min()} to {places.max()} of {len(rows)}")
-        assert rows.strides[1] == 1
+    if _unlocked is not None and length >= _UNLOCKED_FROM_BYTES and rows.strides[1] == 1:
         addresses = (rows.ctypes.data + places * rows.strides[0]).tolist()
         hashes = map(_unlocked, addresses, repeat(length), seeds)
     else:
         # A loop written out costs as much as hashing, around pages of a few KiB.
-        hashes = map(xxhash.xxh3_64_intdigest, [rows[n] for n in places.tolist()], seeds)
+        hashes = map(xxhash.xxh3_64_intdigest, [rows[n] for n in numbers], seeds)
     return np.fromiter(hashes, np.uint64, len(places))

@@ -15,7 +15,9 @@ from prefetchd import hashing
 SEEDS = [0, 1, 2**63, 2**64 - 1]
 
 
-@pytest.mark.parametrize("length", [0, 1, 240, 4096, (1 << 14) - 1, 1 << 14, 24576, 1 << 16])
+@pytest.mark.parametrize(
+    "length", [0, 1, 240, 4096, (1 << 14) - 1, 1 << 14, 24576, 1 << 16, 1 << 18]
+)
 @pytest.mark.parametrize("unlocked", [True, False])
 def test_hashes_are_those_of_xxhash(
     length: int, unlocked: bool, monkeypatch: pytest.MonkeyPatch
@@ -34,11 +36,30 @@ def test_hashes_are_those_of_xxhash(
     assert len(hashing.hash_rows(rows, places[:0], [])) == 0
 
 
-@pytest.mark.parametrize("length", [4096, 24576])
-def test_no_memory_beyond_the_rows_is_hashed(length: int) -> None:
+@pytest.mark.parametrize("length", [4096, 24576, 1 << 18])
+@pytest.mark.parametrize("place", [3, -1])
+def test_no_memory_beyond_the_rows_is_hashed(length: int, place: int) -> None:
     rows = np.zeros((3, length), np.uint8)
-    with pytest.raises(IndexError):
-        hashing.hash_rows(rows, np.array([1, 3]), [0, 0])
+    with pytest.raises(IndexError, match="of 3"):
+        hashing.hash_rows(rows, np.array([1, place]), [0, 0])
+
+
+@pytest.mark.parametrize("length", [1 << 14, 1 << 16, 1 << 20])
+def test_large_rows_are_hashed_without_the_lock_if_their_bytes_lie_side_by_side(
+    length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashed = []
+
+    def unlocked(address: int, count: int, seed: int) -> int:
+        hashed.append(count)
+        return seed
+
+    monkeypatch.setattr(hashing, "_unlocked", unlocked)
+    rows = np.zeros((2, 2 * length), np.uint8)
+    assert hashing.hash_rows(rows[:, :length], np.array([1, 0]), [7, 8]).tolist() == [7, 8]
+    assert hashed == [length, length]
+    with pytest.raises(ValueError, match="contiguous"):
+        hashing.hash_rows(rows[:, ::2], np.array([1, 0]), [7, 8])
 
 
 def test_a_library_that_differs_or_hides_the_function_is_not_used(

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
-from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,14 +14,11 @@ import numpy as np
 import pytest
 
 from prefetchd import Options, block_keys
-from prefetchd.driver import Driver, RawReads
-from prefetchd.model import Completed, Idle
 from tests.tiny_model import LAYERS, builtin_cache, prompt, stored, tiny_model, torch, usual, word
 
 adapter = pytest.importorskip("prefetchd.adapters.transformers")
 
 BLOCKS = 40
-Work = Callable[[], object]
 QUIET = Options(predictor="attention", staging_bytes=1 << 18)  # 64 pages of 160, float32
 
 
@@ -60,90 +54,6 @@ def test_exact_mode_says_the_same_tokens(dtype: str, length: int, tmp_path: Path
         assert torch.equal(ours, usually)  # bit by bit, after a restart
         if dtype == "float32":
             assert stored(kv, ids, new) == expected
-
-
-class LateCopy:
-    """Work that is done when its end is waited for, and what follows it when there is more to do:
-    the latest that a thread beside this one could be."""
-
-    def __init__(self, work: Work, then: Work) -> None:
-        self._work, self._then = work, then
-
-    def wait(self) -> None:
-        with torch.inference_mode():
-            self._work()
-
-    def end(self) -> None:
-        with suppress(KeyError), torch.inference_mode():  # nobody waited for it, or it has ended
-            self._then()
-
-
-def test_pages_stay_where_they_are_until_a_late_copy_has_been_made(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    copies: list[LateCopy] = []
-
-    def begin(copier: Any, work: Work, then: Work) -> LateCopy:
-        if copies:
-            copies[-1].end()
-        copies.append(LateCopy(work, then))
-        return copies[-1]
-
-    monkeypatch.setattr(adapter.Copier, "begin", begin)
-    model, first, second = tiny_model(), prompt(200), prompt(180, seed=2)
-    options = replace(QUIET, staging_bytes=1 << 16)  # 16 pages: one layer, and half of the next
-    with adapter.open(model, None, blocks=BLOCKS, options=options) as kv:
-        for ids in (first, second, first):
-            assert stored(kv, ids, 20) == usual(model, ids, 20)
-        assert len(copies) > 40
-        staging = kv.runtime.engine.core.staging
-        kv.runtime.engine.handle(Idle())
-        assert not staging.pins.any()
-
-
-def test_a_copy_that_failed_keeps_no_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    far = pytest.importorskip("prefetchd.adapters.far").Far
-    usually, calls = far.gather, 0
-
-    def fail(*given: Any) -> None:
-        nonlocal calls
-        calls += 1
-        if calls == LAYERS + 3:  # after those of the sinks
-            raise RuntimeError("no memory for a copy")
-        usually(*given)
-
-    model, ids = tiny_model(), prompt(200)
-    with adapter.open(model, None, blocks=BLOCKS, options=QUIET) as kv:
-        stored(kv, ids, 4)
-        with monkeypatch.context() as patch:
-            patch.setattr(far, "gather", fail)
-            with pytest.raises(RuntimeError, match="no memory"):
-                stored(kv, ids, 4)
-        assert stored(kv, ids, 4) == usual(model, ids, 4), "another sequence goes on"
-        engine = kv.runtime.engine  # what was put is kept until it has been written
-        patience_ns = engine.clock() + 20_000_000_000
-        assert engine.wait(lambda: not engine.core.staging.pins.any(), patience_ns)
-
-
-def test_the_thread_that_computes_checks_no_pages_but_the_sinks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    usually, checked = Driver.verify, Counter[bool]()
-
-    def verify(driver: Driver, reads: RawReads) -> Completed:
-        checked[threading.current_thread() is threading.main_thread()] += len(reads.pages)
-        return usually(driver, reads)
-
-    monkeypatch.setattr(Driver, "verify", verify)
-    model, ids = tiny_model(), prompt(200)
-    options = replace(QUIET, staging_bytes=24 * 4096)  # of 40 pages a pass
-    with adapter.open(model, None, blocks=BLOCKS, options=options) as kv:
-        stored(kv, ids, 1)
-        checked.clear()
-        assert stored(kv, ids, 4) == usual(model, ids, 4)
-        slots = kv.runtime.slots  # so many may have been on their way when it began
-        assert checked[True] <= LAYERS + slots
-        assert checked[False] > 3 * slots
 
 
 def test_pages_that_are_padded_on_the_medium_are_gathered_without_it(tmp_path: Path) -> None:

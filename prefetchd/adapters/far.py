@@ -13,6 +13,8 @@ that cannot be had is an error before it is a token.
 from __future__ import annotations
 
 import warnings
+from collections import deque
+from contextlib import suppress
 from functools import partial
 
 import numpy as np
@@ -21,6 +23,7 @@ import torch
 from prefetchd.adapters.copying import Copier, Copy
 from prefetchd.adapters.measuring import Meter
 from prefetchd.adapters.pages import KvLost, Shape
+from prefetchd.engine import EngineError
 from prefetchd.model import NO_IDS, Ids, PageHint, Scores, Slots
 from prefetchd.runtime import Runtime
 from prefetchd.tickets import Ticket
@@ -50,56 +53,72 @@ class Far:
         self._width = 1  # layers of a demand in this pass
         self._groups: dict[int, Ticket] = {}
         self._copier = copier
-        self._copying: Copy | None = None  # the next layer's pages
-        self._copied: object = None  # which layer's, and where to
+        # The newest, and the one before it, which may still have to pass on.
+        self._copies: deque[Copy] = deque(maxlen=2)
+        self._ahead: tuple[int, torch.Tensor] | None = None  # which layer's the newest is, where to
 
     # --- passes that read everything ---
 
     def read(self, layer: int, into: torch.Tensor, following: torch.Tensor | None) -> None:
         """Copy a layer's far pages to `into`, [key or value, head, token, dimension], and begin to
         copy the next one's to `following`. Raises KvLost, ValueError."""
-        if self._copied != (layer, into.data_ptr(), into.shape):
-            if self._copied is not None:  # in vain; what it holds must not keep this from room
+        if self._ahead is None or (self._ahead[0], self._ahead[1].shape) != (layer, into.shape):
+            if self._ahead is not None:  # in vain; what it holds must not keep this from room
                 self.release()
             self._begin(layer, into)
-        assert self._copying is not None
-        self._copied = None
+        assert self._ahead is not None
+        (_, copied), self._ahead = self._ahead, None
         try:
-            self._copying.wait()
+            for copy in reversed(self._copies):  # so that the one before it is over
+                copy.wait()
         except BaseException:
             self.release()
             raise
+        if copied.data_ptr() != into.data_ptr():  # more tokens are new than were foreseen
+            into.copy_(copied)
         if following is not None and layer + 1 < self._shape.layers:
             self._begin(layer + 1, following)
 
     def _begin(self, layer: int, into: torch.Tensor) -> None:
         """Let the copier's thread do the rest."""
-        self._copying = self._copier.begin(
-            partial(self._copy, layer, into), partial(self._pass_on, layer)
-        )
-        self._copied = layer, into.data_ptr(), into.shape
+        wake = self._runtime.engine.resolved
+        copy = Copy(partial(self._copy, layer, into), partial(self._pass_on, layer), wake)
+        self._copies.append(copy)  # first, so that an interrupt leaves none that is not ended
+        self._copier.begin(copy)
+        self._ahead = layer, into
 
-    def _copy(self, layer: int, into: torch.Tensor) -> None:
+    def _copy(self, layer: int, into: torch.Tensor, copy: Copy) -> None:
         """In the copier's thread: ask, wait, check, copy. Raises KvLost, ValueError."""
         if not self._groups:
             self._width = self._layers_at_once()
         self._ask_from(layer)
-        ticket = self._arrived(self._groups[layer // self._width], layer)
+        ticket = self._groups[layer // self._width]
+        self._runtime.engine.wait(lambda: ticket.done or copy.unwanted)
+        if copy.unwanted:
+            return
+        self._arrived(ticket, layer)
         slots: Slots = ticket.slots.reshape(self.count, -1)[:, layer % self._width]
         self.gather(slots, into)
 
     def _pass_on(self, layer: int) -> None:
-        """In the copier's thread: check what has arrived meanwhile, give back what was copied, ask
-        for what will be."""
-        self._runtime.tend(_GLANCE_S)
-        if layer + 1 == self._shape.layers or (layer + 1) % self._width == 0:
+        """In the copier's thread: give back what was copied, check what has arrived meanwhile, ask
+        for what will be needed."""
+        last = layer + 1 == self._shape.layers
+        if last or (layer + 1) % self._width == 0:
             self._groups.pop(layer // self._width).release()
-        self._ask_from(layer + 1)
+        self._runtime.tend(_GLANCE_S)
+        if not last:
+            # What cannot be asked for now is asked for once more where it is waited for.
+            with suppress(EngineError, ValueError):
+                self._ask_from(layer + 1)
 
-    def ask_first(self, into: torch.Tensor) -> None:
-        """Another pass over everything will follow: the first layer is probably read to `into`."""
+    def passed(self, into: torch.Tensor | None) -> None:
+        """A pass is over. `into`: where to another one over everything would probably read the
+        first layer. Raises what had no layer after it to raise it."""
+        for copy in self._copies:
+            copy.finish()
         self.release()
-        if self.count:
+        if into is not None and self.count:
             self._begin(0, into)
 
     def _layers_at_once(self) -> int:
@@ -186,11 +205,12 @@ class Far:
         return ticket
 
     def release(self) -> None:
-        """Give back what is held, once a copy that waits for its pages is over; the sequence may
-        go on."""
-        if self._copying is not None:
-            self._copying.end()
-            self._copying = self._copied = None
+        """Give back what is held, without waiting for pages that are on their way; the sequence
+        may go on."""
+        self._ahead = None
+        for copy in self._copies:
+            copy.end()
+        self._copies.clear()
         for ticket in self._groups.values():
             ticket.release()
         self._groups.clear()

@@ -133,13 +133,12 @@ class PagedSequence:
         if layer < self.shape.layers - 1:
             return
         self._seal()
+        near, ahead = self.near, None
         if self.selector is None:
-            near = self.near
             newest = self.length() + 1 - near.base
             far = self.far.count * self.shape.block_tokens
-            self.far.ask_first(self._ahead(near.sinks(0).shape[2] + far + newest))
-        else:
-            self.far.release()
+            ahead = self._ahead(near.sinks(0).shape[2] + far + newest)
+        self.far.passed(ahead)
 
     def release(self) -> None:
         """Give back what is pinned; the sequence may go on."""

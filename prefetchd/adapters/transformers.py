@@ -79,6 +79,8 @@ class ModelStore(Closing):
             self.runtime, self._shape, keys, self._copier, selector=selector, **paging
         )
         if prompt is not None:
+            if self._current:  # what it asked for ahead of time must not keep this from room
+                self._current.release()
             sequence.restore(prompt.reshape(-1).tolist())
         return StoredCache(sequence)
 

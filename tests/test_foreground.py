@@ -58,7 +58,7 @@ class Driven:
 
 @pytest.fixture
 def driven(monkeypatch: pytest.MonkeyPatch) -> Driven:
-    monkeypatch.setattr(foreground, "_SHARED_NAP_NS", 3600 * 10**9)
+    monkeypatch.setattr(foreground, "_SHARED_NAP_NS", 60 * 10**9)
     made = Driven()
     made.front.attend()
     return made
@@ -89,7 +89,7 @@ def test_who_slept_on_the_device_when_the_loop_came_hears_of_writes(
     driven: Driven, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Alone he sleeps for long; the loop that comes tells him to sleep on the writes instead."""
-    monkeypatch.setattr(foreground, "_NAP_NS", 3600 * 10**9)
+    monkeypatch.setattr(foreground, "_NAP_NS", 60 * 10**9)
     monkeypatch.setattr(driven, "collected", False)
     driven.front.neglect()
     polls = threading.Event()
@@ -166,14 +166,21 @@ def test_a_hint_does_not_overtake_one_that_the_pump_has_taken(
                 handled.append(type(event.hint))
             return plain(event, now_ns)
 
+        taken, goes_on = threading.Event(), threading.Event()
+
+        def gives_way(_: object) -> None:
+            if engine._pump.hints and engine._pump.inbox.empty():
+                taken.set()
+                goes_on.wait(PATIENCE_S)
+
         monkeypatch.setattr(engine.core, "handle", handle)
-        with engine.lock:
-            runtime.hint(ChainHint(1, blocks))
-            while not engine._pump.inbox.empty():
-                threading.Event().wait(0.001)
-            engine.attend()
-            runtime.hint(DoneHint(1, "", None, blocks))
-            assert handled == [], "the pump has the first one, and waits for the lock"
+        monkeypatch.setattr("prefetchd.engine.give_way", gives_way)
+        runtime.hint(ChainHint(1, blocks))
+        assert taken.wait(PATIENCE_S)
+        engine.attend()
+        runtime.hint(DoneHint(1, "", None, blocks))
+        assert handled == [], "the pump has the first one in hand"
+        goes_on.set()
         while engine._pump.hints:
             threading.Event().wait(0.001)
         assert handled == [ChainHint, DoneHint]

@@ -64,7 +64,7 @@ class Driver:
         self.blame = Blame(catalog, paths)
         self._now_ns = 0
         self._probing = 0
-        self._before_writes = 0  # operations that began since a write did
+        self._before_writes = 0  # operations that began while one waited
         self.wrote = False
         """Whether the last `reap` found ends of writes: of a payload, a record or a flush."""
         self._writing: dict[int, tuple[int, int]] = {}  # tag: file, bytes expected
@@ -72,7 +72,7 @@ class Driver:
         self.gate = Gate()
         self.bytes_read = 0
         self.waiting: list[list[Ops]] = [[] for _ in IoClass]
-        self._ended: list[tuple[int, int]] = []  # tag, result: the device never had them
+        self.ended: list[tuple[int, int]] = []  # tag, result: the device never had them
         slots = len(staging)
         # Pages of the operation that begins at a slot: one, but for those joined.
         self._run = np.ones(slots, np.int32)
@@ -112,7 +112,7 @@ class Driver:
         if not refused.any():
             return ops
         np.add.at(self.paths.refused, ops["file"][refused], 1)
-        self._ended += [(tag, REFUSED) for tag in ops["tag"][refused].tolist()]
+        self.ended += [(tag, REFUSED) for tag in ops["tag"][refused].tolist()]
         rest: Ops = ops[~refused]
         return rest
 
@@ -159,7 +159,7 @@ class Driver:
                 never = ops[unwanted]  # begun: no path is to blame for them
                 np.subtract.at(late, never["file"], never["length"] // self.staging.shape[1])
                 queue[place] = ops[~unwanted]
-                self._ended += [(tag, -errno.ECANCELED) for tag in never["tag"].tolist()]
+                self.ended += [(tag, -errno.ECANCELED) for tag in never["tag"].tolist()]
         for file, count in enumerate(np.maximum(late, 0).tolist()):
             self.paths.failed(file, count, self._now_ns, reading=True)
         self.device.cancel(tags)
@@ -171,10 +171,10 @@ class Driver:
             self.waiting[IoClass.WRITE_BACK].append(probes)
             self._probing += len(probes)
         writes = self.waiting[IoClass.WRITE_BACK]
-        if writes and self._before_writes >= _BEFORE_WRITES_MAX:
-            first = writes[:1]
-            self._begin(first, IoClass.WRITE_BACK, now_ns)
-            writes[:1] = first
+        due = writes and self._before_writes >= _BEFORE_WRITES_MAX
+        if due and self._begin([writes[0][:1]], IoClass.WRITE_BACK, now_ns):
+            rest = writes[0][1:]
+            writes[:1] = [rest] if len(rest) else []
         for io_class, queue in enumerate(self.waiting):
             if not self._begin(queue, io_class, now_ns):
                 break
@@ -187,8 +187,10 @@ class Driver:
         let past them now and then: those may never end."""
         while queue:
             taken = self.gate.submit(self.device, queue[0], io_class, now_ns)
-            writes = io_class == IoClass.WRITE_BACK
-            self._before_writes = 0 if writes and taken else self._before_writes + taken
+            if io_class == IoClass.WRITE_BACK:
+                self._before_writes *= not taken
+            elif self.waiting[IoClass.WRITE_BACK]:
+                self._before_writes += taken
             if taken < len(queue[0]):
                 queue[0] = queue[0][taken:]
                 return False
@@ -200,9 +202,9 @@ class Driver:
         completions = self.device.reap()
         self.gate.ended(completions, now_ns)
         self.wrote = False
-        if self._ended:
-            completions = np.concatenate([completions, np.array(self._ended, DONE)])
-            self._ended = []
+        if self.ended:
+            completions = np.concatenate([completions, np.array(self.ended, DONE)])
+            self.ended = []
         self._now_ns = now_ns
         if self._probing:
             completions = self._without_probes(completions)
@@ -294,4 +296,4 @@ class Driver:
     def queued(self) -> bool:
         """Whether operations wait for the device to have room, or such as it never had for their
         end to be taken note of."""
-        return any(self.waiting) or bool(self._ended)
+        return any(self.waiting) or bool(self.ended)

@@ -52,7 +52,7 @@ class Engine:
         self.lock = threading.RLock()
         self.clock = time.monotonic_ns
         self.decision_ns = Samples()
-        self._pace = Pace()  # of the same
+        self._pace = Pace()  # of the same, in processor time
         self.at_end: Callable[[], object] = lambda: None
         """Called when it has stopped or failed: nothing is right any more from then on."""
         self._on_ready = on_ready
@@ -86,7 +86,8 @@ class Engine:
         """Give the core an event and carry out what it says. Raises EngineError when stopped."""
         with self.lock:
             self.check()
-            now_ns = self.clock()
+            now_ns, timed = self.clock(), isinstance(event, Hinted | Idle)
+            began_ns = time.thread_time_ns() if timed else 0
             try:
                 while self._released:  # whose commands hold even if the event is refused
                     self._carry_out(self.core.handle(Released(self._released.popleft()), now_ns))
@@ -94,9 +95,9 @@ class Engine:
             except PredictorError as error:
                 self.fail(error)
                 self.check()
-            if isinstance(event, Hinted | Idle):
-                self.decision_ns.add(spent_ns := self.clock() - now_ns)
-                self._pace.note(spent_ns)
+            if timed:
+                self.decision_ns.add(self.clock() - now_ns)
+                self._pace.note(time.thread_time_ns() - began_ns)  # not waits for the interpreter
             self._carry_out(commands)
             self.driver.start(now_ns)
 
@@ -173,14 +174,15 @@ class Engine:
         A pump that cannot keep up loses hints rather than time: they are counted and dropped.
         Raises EngineError when stopped.
         """
-        if self.tended() or (self._by_loop and self._pump.inbox.empty()):
+        if (self.tended() or self._by_loop) and not self._pump.hints:
             self.handle(event)
+            self.wake()  # the pump, if that took long
             return
         self.check()
-        if self._pump.inbox.qsize() >= _INBOX_MAX:
+        if len(self._pump.hints) >= _INBOX_MAX:
             self.hints_dropped += 1
         else:
-            self._pump.inbox.put(event)
+            self._pump.post(event)
 
     def tend(self, until_ns: int) -> None:
         """Give the engine this thread until then, on `clock`."""
@@ -201,6 +203,7 @@ class Engine:
         if event is not None:
             give_way(self.urgent)
             self.handle(event)
+            self._pump.hints.popleft()
         return self._turn()
 
     def _pump_failed(self, error: BaseException) -> None:
@@ -212,13 +215,14 @@ class Engine:
         self.fail(error)
 
     def _turn(self) -> bool:
-        """Learn and plan if asked, unless hints are waiting; collect what nobody waits for."""
+        """Learn and plan if asked, unless hints are waiting; collect what nobody waits for, and
+        what no descriptor tells of."""
         if self.tended():
             return False
         while self._wanted() and self._pump.inbox.empty() and not self._stopping:
             give_way(self.urgent)
             self.step()
-        return not self.foreground.count and self.collect()
+        return bool(not self.foreground.count or self.driver.ended) and self.collect()
 
     @property
     def _by_loop(self) -> bool:

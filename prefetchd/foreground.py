@@ -42,6 +42,7 @@ class Foreground:
         self._threads: set[int] = set()
         self._bell = Bell()
         self._writes = threading.Condition(lock)
+        self._writes_ended = 0  # how often `_writes` was notified of something
 
     def wait(
         self, done: Callable[[], bool], deadline_ns: int | None, clock: Callable[[], int]
@@ -52,7 +53,10 @@ class Foreground:
             poller = select.poll()
             poller.register(self._device(), select.POLLIN)
             poller.register(self._bell, select.POLLIN)
-            while not done():
+            while True:
+                seen = self._writes_ended
+                if done():
+                    return True
                 self._check()
                 if not self.attending and self._collect():
                     continue
@@ -60,27 +64,30 @@ class Foreground:
                 if deadline_ns is not None:
                     left_ns = min(left_ns, deadline_ns - clock())
                 if left_ns <= 0:
-                    break
+                    return done()
                 if self.attending:
-                    self._sleep(done, left_ns / 1e9)
+                    self._sleep(seen, left_ns)
                     continue
                 if not poller.poll(left_ns / 1e6):
                     self._idle()
                 self._bell.silence()
         finally:
             self._leave()
-        return done()
 
-    def _sleep(self, done: Callable[[], bool], seconds: float) -> None:
+    def _sleep(self, seen: int, left_ns: int) -> None:
+        """Until a write ends: for no longer than a short while, and not at all if one has since
+        `seen`."""
         with self._lock:
-            if self.attending and not done():
-                self._writes.wait(seconds)
+            if self.attending and self._writes_ended == seen:
+                self._writes.wait(min(left_ns, _SHARED_NAP_NS) / 1e9)
 
     def attend(self) -> None:
         """The calling thread drives for all until it calls `neglect`."""
         with self._lock:
             self.attending += 1
             self._enter()
+            if self.count > self.attending:
+                self._bell.ring()  # who sleeps on the device is to sleep on the writes
 
     def neglect(self) -> None:
         with self._lock:
@@ -101,7 +108,7 @@ class Foreground:
     def wrote(self) -> None:
         """Writes have ended: a buffer or an extent may be free. Called under the lock."""
         self.resolved()
-        self._writes.notify_all()
+        self._tell()
 
     def resolved(self) -> None:
         """Something that a thread may wait for has ended. While a loop attends, whoever waits
@@ -114,4 +121,8 @@ class Foreground:
         """There is nothing to wait for any more."""
         self._bell.ring()
         with self._lock:
-            self._writes.notify_all()
+            self._tell()
+
+    def _tell(self) -> None:
+        self._writes_ended += 1
+        self._writes.notify_all()

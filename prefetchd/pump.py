@@ -11,6 +11,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sized
 
 from prefetchd.model import Hinted
@@ -42,6 +43,8 @@ class Pump:
         open_ended: Callable[[], bool],
     ) -> None:
         self.inbox: queue.SimpleQueue[Hinted | None] = queue.SimpleQueue()  # None: look around
+        self.hints: deque[Hinted] = deque()
+        """Those that were posted and not handled yet; `act` takes the first of them away."""
         self._called = False
         self._act = act
         self._failed = failed
@@ -60,6 +63,10 @@ class Pump:
         if not self._called:
             self._called = True
             self.inbox.put(None)
+
+    def post(self, event: Hinted) -> None:
+        self.hints.append(event)
+        self.inbox.put(event)
 
     def stop(self) -> None:
         """End the thread; it does nothing more when this returns."""

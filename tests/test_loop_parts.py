@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from prefetchd import foreground
+from prefetchd.driver import RawReads
 from prefetchd.engine import Engine
 from prefetchd.model import Completed
 from prefetchd.sidecar import arrivals, loop_turns
@@ -89,6 +91,37 @@ def test_between_two_parts_of_a_flood_anothers_request_is_heard(
         with kv.demand(kv.pages(blocks, 1)) as ticket:
             assert np.array_equal(np.stack(ticket.views()), pages[:, 1])
         assert watched.log == ["alone", "part", "told of 8"], "with nobody else there, all at once"
+
+
+def test_who_waits_for_what_came_first_is_told_before_all_has_been_verified(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """More is reaped at every turn than is verified in it, so there is always more to verify."""
+    told, device, size = list[Completed](), SimpleNamespace(in_flight=0), loop_turns.PART_PAGES
+    numbers = iter(range(0, 1 << 20, 3 * size))
+
+    def reap() -> tuple[RawReads, bool]:
+        first = next(numbers)
+        slots = np.arange(first, first + 3 * size)
+        return RawReads(slots, slots, slots, slots >= 0), False
+
+    driver = SimpleNamespace(
+        device=device, verify=lambda reads: Completed(reads.slots, reads.generations, reads.whole)
+    )
+    engine: Any = SimpleNamespace(driver=driver, reap=reap, handle=told.append)
+    coming = Arrivals(engine, 4096)
+    costs = []
+    for _ in range(40):
+        coming.reap(in_parts=True)
+        costs.append(coming.go_on())
+    most = 8 * size
+    assert [len(part.slots) for part in told] == [most] * 5
+    dearest = loop_turns.READS_COST + loop_turns.READ_COST * most
+    assert [max(costs) - min(costs), costs.index(max(costs))] == [dearest, 7]
+    coming.finish()
+    assert not coming
+    slots = np.concatenate([part.slots for part in told])
+    assert slots.tolist() == list(range(40 * 3 * size)), "in the order in which they came"
 
 
 def test_puts_beside_demands_leave_the_device_to_the_loop(

@@ -1,8 +1,9 @@
 """What a namespace's device has finished, taken note of a part at a time.
 
 Decides how much of it the loop deals with before it looks at its sockets again, and what that has
-cost. Pages are verified in parts, and the core is told once of all that had ended together. Refuses
-to know who waits for them.
+cost. Pages are verified in parts, and the core is told of several parts at once: of the last of
+what was reaped, and before that of so many that the first of them is not kept waiting by what is
+reaped meanwhile. Refuses to know who waits for them.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from prefetchd.sidecar.loop_turns import (
     READS_COST,
     VERIFIED_BYTES_A_COST,
 )
+
+_TOLD_PARTS_MAX = 8
+"""Telling costs about as much for one part as for a few."""
 
 
 class Arrivals:
@@ -49,21 +53,30 @@ class Arrivals:
         return BEGINS_COST + max(0, begun) * BEGIN_COST
 
     def go_on(self) -> int:
-        """Verify a part of what was reaped; after the last one tell of all. The cost."""
+        """Verify a part of what was reaped, and tell of it or leave that to a later one. The
+        cost."""
         if not self._raw:
             return 0
         part = self._raw.popleft()
         self._verified.append(self._engine.driver.verify(part))
         cost = len(part.slots) * self._page_cost
-        if self._raw:
+        if self._raw and len(self._verified) < _TOLD_PARTS_MAX:
             return cost
         ended, self._verified = together(self._verified), []
         self._engine.handle(ended)
-        return cost + READS_COST
+        return cost + READS_COST + len(ended.slots) * READ_COST
+
+    def finish(self) -> int:
+        """Tell of all that was reaped; the cost."""
+        cost = 0
+        while self._raw:
+            cost += self.go_on()
+        return cost
 
     def forget(self) -> None:
         """The engine has stopped."""
         self._raw.clear()
+        self._verified.clear()
 
 
 def parts(reads: RawReads, pages_max: int) -> list[RawReads]:

@@ -26,12 +26,12 @@ from prefetchd.sidecar.crowd import make_room
 from prefetchd.sidecar.drives import Drives
 from prefetchd.sidecar.entrance import Entrance
 from prefetchd.sidecar.greeting import ServerLimits
-from prefetchd.sidecar.loop_turns import LoopTurns
+from prefetchd.sidecar.loop_turns import MESSAGE_COST, LoopTurns
 from prefetchd.sidecar.namespace import Namespace
 from prefetchd.sidecar.namespaces import Namespaces
 from prefetchd.sidecar.place import Place
 from prefetchd.sidecar.supervisor import NOBODY
-from prefetchd.sidecar.tenancy import offer_step, use_drives, why_stopped
+from prefetchd.sidecar.tenancy import guarded, offer_step, use_drives, why_stopped
 
 log = logging.getLogger("prefetchd")
 
@@ -118,26 +118,34 @@ class Server:
     def _attend(self) -> None:
         """Look at the devices for which somebody waits, and at no others."""
         for namespace in self.namespaces.open.values():
-            if namespace.attended == (namespace.waiting > 0):
+            if namespace.attended != (namespace.waiting > 0):
+                (self._disregard if namespace.attended else self._regard)(namespace)
+            if namespace.attended and namespace.runtime.engine.driver.ended:
+                self._collect(namespace)  # no descriptor tells of it
+            else:
                 offer_step(namespace, self._turns)
-                continue
-            namespace.attended = not namespace.attended
-            descriptor, engine = namespace.device_fd, namespace.runtime.engine
-            if not namespace.attended:
-                self._disregard(namespace)
-                continue
-            try:
-                engine.attend()
-            except EngineError:
-                namespace.attended, namespace.waiting = False, 0  # its clients have been told
-                continue
-            self._handlers[descriptor] = partial(self._collect, namespace)
-            self._epoll.register(descriptor, select.EPOLLIN)
+
+    def _regard(self, namespace: Namespace) -> None:
+        try:
+            namespace.runtime.engine.attend()
+        except EngineError:
+            namespace.waiting = 0  # its clients have been told
+            return
+        namespace.attended = True
+        self._handlers[namespace.device_fd] = lambda _: self._collect(namespace)
+        self._epoll.register(namespace.device_fd, select.EPOLLIN)
 
     def _disregard(self, namespace: Namespace) -> None:
+        namespace.attended = False
         self._epoll.unregister(namespace.device_fd)
         del self._handlers[namespace.device_fd]
         namespace.runtime.engine.leave()
+
+    def _leave(self, namespace: Namespace) -> None:
+        """Who waits for its device drives it himself from here on; what was reaped is not lost."""
+        guarded(namespace, namespace.arrivals.finish)
+        if namespace.attended:
+            self._disregard(namespace)
 
     def part(self, namespace: Namespace, why: str) -> None:
         """Have nothing to do with it any more; its clients are told, and may come back."""
@@ -146,13 +154,11 @@ class Server:
         self._turns.withdraw(namespace)
         for what in ("go on", "step", "arrived"):
             self._turns.withdraw((what, namespace))
-        if namespace.attended:
-            namespace.attended = False
-            self._disregard(namespace)
+        self._leave(namespace)
         for connection in self._clients(namespace):
             connection.refuse("stopped", why)
 
-    def _collect(self, namespace: Namespace, _: int) -> None:
+    def _collect(self, namespace: Namespace) -> None:
         task = partial(self._reap, namespace)
         self._turns.offer(namespace.name, namespace.weight, namespace, task)
 
@@ -161,12 +167,9 @@ class Server:
         return self._arrived(namespace, lambda: namespace.arrivals.reap(in_parts=shared))
 
     def _arrived(self, namespace: Namespace, task: Callable[[], int]) -> int:
-        try:
-            cost = task()
-        except EngineError as error:
-            self._broken(namespace, str(error))
-            return 0
+        cost, waiting = guarded(namespace, task), namespace.waiting
         self._do_later()  # whose pages have come is not to wait for another's turn
+        cost += MESSAGE_COST * max(0, waiting - namespace.waiting)
         if namespace.arrivals:
             rest = partial(self._arrived, namespace, namespace.arrivals.go_on)
             self._turns.offer(namespace.name, namespace.weight, ("arrived", namespace), rest)
@@ -266,12 +269,12 @@ class Server:
                 connection.sock.shutdown(socket.SHUT_RDWR)
             except OSError:
                 continue  # it has gone
+        for namespace in self.namespaces.open.values():
+            self._leave(namespace)  # or the opener would wait for what nobody collects
         self._opener.shutdown(cancel_futures=True)
         self.entrance.close()
         self._do_later()
         for namespace in self.namespaces.open.values():
-            if namespace.attended:
-                namespace.runtime.engine.leave()
             namespace.let_go_of_drives()
         failures = self.namespaces.close()
         for connection in list(self.connections):

@@ -7,6 +7,7 @@ sockets and messages.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from functools import partial
 
 from prefetchd.device import DeviceError
@@ -32,7 +33,7 @@ def use_drives(namespace: Namespace, drives: Drives, turns: LoopTurns, later: La
     files = engine.driver.device.files
     if all(file.fd < 0 for file in files):
         return  # a store in memory
-    task = partial(go_on, namespace)
+    task = partial(guarded, namespace, partial(_go_on, namespace))
 
     def offer() -> None:
         turns.offer(namespace.name, namespace.weight, ("go on", namespace), task)
@@ -42,31 +43,38 @@ def use_drives(namespace: Namespace, drives: Drives, turns: LoopTurns, later: La
         engine.driver.gate = namespace.gate = gate
 
 
-def go_on(namespace: Namespace) -> int:
-    """It had to wait for others' use of a drive, and may begin something now."""
-    engine = namespace.runtime.engine
+def guarded(namespace: Namespace, task: Callable[[], int]) -> int:
+    """Do something for it; what that has cost. A fault ends this namespace and no other."""
     try:
-        with engine.lock:
-            engine.check()
-            engine.driver.start(engine.clock())
+        return task()
     except EngineError as error:
         log.info("namespace %s: %s", namespace.name, error)
-        namespace.let_go_of_drives()
+    except Exception as error:
+        log.exception("namespace %s: a fault of the daemon's", namespace.name)
+        namespace.runtime.engine.fail(error)  # which tells its clients
+    namespace.let_go_of_drives()
+    return 0
+
+
+def _go_on(namespace: Namespace) -> int:
+    """It had to wait for others' use of a drive, and may begin something now."""
+    engine = namespace.runtime.engine
+    with engine.lock:
+        engine.check()
+        engine.driver.start(engine.clock())
     return BEGINS_COST
 
 
 def offer_step(namespace: Namespace, turns: LoopTurns) -> None:
     """Have it learn and plan in its turn, if it wants to."""
     if namespace.runtime.engine.step_due:
-        task = partial(_step, namespace)
+        task = partial(guarded, namespace, partial(_step, namespace))
         turns.offer(namespace.name, namespace.weight, ("step", namespace), task)
 
 
 def _step(namespace: Namespace) -> int:
-    try:
-        namespace.runtime.engine.step()
-    except EngineError as error:
-        log.info("namespace %s: %s", namespace.name, error)
+    namespace.runtime.engine.step()
+    namespace.runtime.engine.wake()  # the pump goes on if that took long
     return STEP_COST
 
 

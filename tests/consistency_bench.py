@@ -138,7 +138,7 @@ class World:
             "foreground.select": SimpleNamespace(
                 poll=lambda: _Poll(self.clock), POLLIN=select.POLLIN
             ),
-            "engine.time": SimpleNamespace(monotonic_ns=self.clock),
+            "engine.time": SimpleNamespace(monotonic_ns=self.clock, thread_time_ns=int),
             "engine.Pump": _NoPump,
         }
         for name, stand_in in virtual.items():

@@ -31,10 +31,6 @@ from prefetchd.tickets import Ticket
 GROUP_LAYERS = 3
 """Layers of one demand: two are held at once, which takes a fifth of 30 layers' pages."""
 
-_GLANCE_S = 20e-6
-"""Taken once a layer for what has arrived. All of a group at its end would keep its first layer
-waiting; and bytes that have just come may still be in a cache."""
-
 
 class Far:
     """`blocks` and `stamps`: where the sealed blocks of the sequence are, in order; the first
@@ -106,7 +102,10 @@ class Far:
         last = layer + 1 == self._shape.layers
         if last or (layer + 1) % self._width == 0:
             self._groups.pop(layer // self._width).release()
-        self._runtime.tend(_GLANCE_S)
+        # Once a layer: all of a group at its end would keep its first layer waiting, and bytes that
+        # have just come may still be in a cache. Not a moment is slept for more to come.
+        self._runtime.tend(0)
+        self._runtime.engine.collect()
         if not last:
             # What cannot be asked for now is asked for once more where it is waited for.
             with suppress(EngineError, ValueError):

@@ -175,7 +175,8 @@ class Far:
     def gather(self, slots: Slots, into: torch.Tensor) -> None:
         """Copy pages to [key or value, head, token, dimension], one block after another."""
         blocks = into.unflatten(2, (len(slots), -1)).flatten(3).flatten(0, 1)
-        torch.index_select(self._staged, 1, torch.from_numpy(slots), out=blocks)
+        # By rows: along another dimension torch copies all of staging first, if `into` lies close.
+        torch.index_select(self._staged, 0, torch.from_numpy(slots), out=blocks.transpose(0, 1))
 
     def read_block(self, place: int) -> list[torch.Tensor]:
         """A block by layers, [key or value, head, token, dimension] each. Raises KvLost."""
@@ -216,9 +217,9 @@ class Far:
 
 
 def _staged(runtime: Runtime, shape: Shape) -> torch.Tensor:
-    """Staging in place, [key or value and head, slot, numbers]."""
+    """Staging in place, [slot, key or value and head, numbers]."""
     with warnings.catch_warnings():
         # The array cannot be written to, and nobody does: torch has no word for that.
         warnings.simplefilter("ignore", UserWarning)
         raw = torch.from_numpy(runtime.staged)
-    return raw.view(shape.dtype).view(len(raw), 2 * shape.heads, -1).transpose(0, 1)
+    return raw.view(shape.dtype).view(len(raw), 2 * shape.heads, -1)

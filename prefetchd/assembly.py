@@ -108,6 +108,7 @@ def assemble(store: Store, options: Options, progress: Progress | None = None) -
         arena[:CHUNK_BYTES] = 0  # whoever may look at staging is not to see what was read
         catalog.blocks_max = blocks_under_cap(shape, options.cap_bytes)
         catalog.mine_max = blocks_under_quota(shape, options.quota_bytes)
+        catalog.checks_unlocked = options.checks_unlocked
         gpu = _open_gpu(options, staging)
     except BaseException:
         device.close()

@@ -204,7 +204,7 @@ class Driver:
         self.wrote = False
         if self.ended:
             completions = np.concatenate([completions, np.array(self.ended, DONE)])
-            self.ended = []
+            self.ended.clear()  # who looks at it has this very list
         self._now_ns = now_ns
         if self._probing:
             completions = self._without_probes(completions)

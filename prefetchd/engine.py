@@ -59,7 +59,7 @@ class Engine:
         self._on_written = on_written
         self._look_ns = self.hints_dropped = 0
         self.foreground = Foreground(
-            self.lock, driver.device.fileno, self.collect, self._nothing, self.check
+            self.lock, driver.device.fileno, self.collect, self._nothing, self.check, driver.ended
         )
         self.resolved = self.foreground.resolved
         self.awaiting: list[Callable[[], object]] = []  # told when there is nothing to come

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import select
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from typing import Any
 
 from prefetchd.bell import Bell
@@ -20,7 +20,8 @@ _NAP_NS, _SHARED_NAP_NS = 100_000_000, 2_000_000
 
 class Foreground:
     """`lock` is the engine's; `collect` takes note of what has ended, if anything has; `idle` is
-    called when nothing has for a while; both raise what ends the waiting."""
+    called when nothing has for a while; both raise what ends the waiting. `unheard`: what has
+    ended without the device's descriptor telling of it, so that a loop sleeps on."""
 
     def __init__(
         self,
@@ -29,6 +30,7 @@ class Foreground:
         collect: Callable[[], bool],
         idle: Callable[[], None],
         check: Callable[[], None],
+        unheard: Sized,
     ) -> None:
         self.count = 0
         """How many there are, a loop that attends included."""
@@ -39,6 +41,7 @@ class Foreground:
         self._collect = collect
         self._idle = idle
         self._check = check
+        self._unheard = unheard
         self._threads: set[int] = set()
         self._bell = Bell()
         self._writes = threading.Condition(lock)
@@ -58,7 +61,7 @@ class Foreground:
                 if done():
                     return True
                 self._check()
-                if not self.attending and self._collect():
+                if (not self.attending or self._unheard) and self._collect():
                     continue
                 left_ns = _NAP_NS if self.count == 1 else _SHARED_NAP_NS
                 if deadline_ns is not None:

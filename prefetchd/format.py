@@ -176,11 +176,17 @@ def page_checksum(page: NDArray[np.uint8] | memoryview, seed: int, layer: int) -
 
 
 def page_checksums(
-    rows: NDArray[np.uint8], places: Ids, seeds: NDArray[np.uint64], layers: Ids
+    rows: NDArray[np.uint8],
+    places: Ids,
+    seeds: NDArray[np.uint64],
+    layers: Ids,
+    *,
+    unlocked: bool = False,
 ) -> NDArray[np.uint64]:
-    """The same of many pages: the rows of an array that are at `places`."""
+    """The same of many pages: the rows of an array that are at `places`. `unlocked`: as of
+    `hash_rows`."""
     bound = (seeds + layers.view(np.uint64)).tolist()  # wraps around as `page_checksum` does
-    return hash_rows(rows, places, bound)
+    return hash_rows(rows, places, bound, unlocked=unlocked)
 
 
 # --- superblocks ---

@@ -49,14 +49,18 @@ def _library_function() -> Hash | None:
 _unlocked = _library_function()
 
 
-def hash_rows(rows: NDArray[np.uint8], places: Ids, seeds: list[int]) -> NDArray[np.uint64]:
+def hash_rows(
+    rows: NDArray[np.uint8], places: Ids, seeds: list[int], *, unlocked: bool = False
+) -> NDArray[np.uint64]:
     """Of `rows[place]` for each of `places`, with a seed each. A row's bytes lie side by side.
-    Raises IndexError for a place that there is not, also for one below 0."""
+    `unlocked`: without the interpreter's lock, as far as that can be. Raises IndexError for a place
+    that there is not, also for one below 0."""
     length, numbers = rows.shape[1], places.tolist()
     if numbers and not 0 <= min(numbers) <= max(numbers) < len(rows):
         raise IndexError(f"rows {min(numbers)} to {max(numbers)} of {len(rows)}")
     hashes: Iterable[int]
-    if _unlocked is not None and length >= _UNLOCKED_FROM_BYTES and rows.strides[1] == 1:
+    free = unlocked and length >= _UNLOCKED_FROM_BYTES and rows.strides[1] == 1
+    if free and _unlocked is not None:
         addresses = (rows.ctypes.data + places * rows.strides[0]).tolist()
         hashes = map(_unlocked, addresses, repeat(length), seeds)
     else:

@@ -63,7 +63,10 @@ class Options:
     all headers when opening, whatever the journal says. `arena`: where staging and write buffers
     are made, `books`: what others may look at (None: memory of its own). `key_file`: of an
     encrypted store, made with it. `drain`: paths of the store that take no new blocks; what they
-    hold is moved to the others. Raises ValueError for numbers that make no sense.
+    hold is moved to the others. `checks_unlocked`: pages of 16 to 64 KiB are checked without the
+    interpreter's lock, as larger ones are: good where another thread computes meanwhile, bad for
+    whoever waits beside threads that are busy in Python. Raises ValueError for numbers that make
+    no sense.
     """
 
     namespace: str = "default"
@@ -88,6 +91,7 @@ class Options:
     admission: str = "all"
     evict_blocks: bool = True
     scan: bool = False
+    checks_unlocked: bool = False
     drain: tuple[str, ...] = ()
     arena: ArenaFactory | None = None
     books: BooksFactory | None = None

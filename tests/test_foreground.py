@@ -33,8 +33,14 @@ class Driven:
         self.collected = True
         """What a look at the device finds."""
         self.broken = False
+        self.unheard: list[int] = []
         self.front = Foreground(
-            self.lock, self.device.fileno, self.collect, lambda: None, self.check
+            self.lock,
+            self.device.fileno,
+            self.collect,
+            lambda: None,
+            self.check,
+            self.unheard,
         )
         self.pool = ThreadPoolExecutor(1)
 
@@ -74,6 +80,13 @@ def test_who_waits_beside_a_loop_leaves_the_device_to_it_and_hears_of_writes(
         driven.front.wrote()
     assert ended()
     assert driven.collectors == []
+
+
+def test_who_waits_beside_a_loop_takes_what_no_descriptor_tells_of(driven: Driven) -> None:
+    driven.unheard.append(1)
+    assert driven.waiter(count=1)()
+    assert driven.collectors
+    assert driven.front.attending
 
 
 def test_who_waits_drives_once_the_loop_does_not(driven: Driven) -> None:
@@ -144,8 +157,9 @@ def test_a_loop_that_attends_takes_hints_and_makes_steps_unless_they_take_long(
         while engine.step_due:
             engine.step()
         assert (Idle, get_ident()) in handled
-        for _ in range(9):
-            engine._pace.note(2_000_000)
+        for _ in range(9):  # and what there is to learn after each takes next to no time
+            engine._pace.note(5_000_000)
+            engine._pace.note(50_000)
         handled.clear()
         runtime.hint(ChainHint(1, blocks))
         assert (Hinted, get_ident()) not in handled, "others wait for this thread"
@@ -204,7 +218,7 @@ def test_the_pump_goes_on_where_steps_take_the_loop_too_much_processor_time(
         monkeypatch.setattr(engine.core, "handle", handle)
         engine.attend()
         monkeypatch.setattr(engine, "clock", iter(range(0, 10**12, 10**7)).__next__)
-        for cost_ns in [0] * 20 + [2_000_000] * 9:  # noqa: B007  (it is what `handle` costs)
+        for cost_ns in [0] * 20 + [2_000_000] * 5:  # noqa: B007  (it is what `handle` costs)
             assert calls == [], "a step that waits long is not a long one"
             engine.step()
             engine.wake()

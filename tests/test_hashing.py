@@ -19,10 +19,11 @@ SEEDS = [0, 1, 2**63, 2**64 - 1]
     "length", [0, 1, 240, 4096, (1 << 14) - 1, 1 << 14, 24576, 1 << 16, 1 << 18]
 )
 @pytest.mark.parametrize("unlocked", [True, False])
+@pytest.mark.parametrize("library", [True, False])
 def test_hashes_are_those_of_xxhash(
-    length: int, unlocked: bool, monkeypatch: pytest.MonkeyPatch
+    length: int, unlocked: bool, library: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not unlocked:
+    if not library:
         monkeypatch.setattr(hashing, "_unlocked", None)
     random = np.random.default_rng(length)
     rows = random.integers(0, 256, (5, length + 24), np.uint8)[:, 8 : 8 + length]
@@ -30,7 +31,7 @@ def test_hashes_are_those_of_xxhash(
     expected = [
         xxhash.xxh3_64_intdigest(rows[n].tobytes(), s) for n, s in zip(places, SEEDS, strict=True)
     ]
-    found = hashing.hash_rows(rows, places, SEEDS)
+    found = hashing.hash_rows(rows, places, SEEDS, unlocked=unlocked)
     assert found.dtype == np.uint64
     assert found.tolist() == expected
     assert len(hashing.hash_rows(rows, places[:0], [])) == 0
@@ -55,11 +56,13 @@ def test_large_rows_are_hashed_without_the_lock_if_their_bytes_lie_side_by_side(
         return seed
 
     monkeypatch.setattr(hashing, "_unlocked", unlocked)
-    rows = np.zeros((2, 2 * length), np.uint8)
-    assert hashing.hash_rows(rows[:, :length], np.array([1, 0]), [7, 8]).tolist() == [7, 8]
+    rows, places = np.zeros((2, 2 * length), np.uint8), np.array([1, 0])
+    assert hashing.hash_rows(rows[:, :length], places, [7, 8], unlocked=True).tolist() == [7, 8]
     assert hashed == [length, length]
+    hashing.hash_rows(rows[:, :length], places, [7, 8])
+    assert hashed == [length, length], "only if asked for"
     with pytest.raises(ValueError, match="contiguous"):
-        hashing.hash_rows(rows[:, ::2], np.array([1, 0]), [7, 8])
+        hashing.hash_rows(rows[:, ::2], places, [7, 8], unlocked=True)
 
 
 def test_a_library_that_differs_or_hides_the_function_is_not_used(

@@ -379,12 +379,13 @@ def test_nothing_begins_after_the_end() -> None:
 
 def test_what_was_dropped_is_never_taken_for_done() -> None:
     done: list[object] = []
-    copy = copying.Copy(done.append, nothing, nothing)
-    copy.drop()
-    copy.run()
-    for wait in (copy.wait, copy.finish):
-        with pytest.raises(EngineError, match="closed"):
-            wait()
+    for drop in (copying.Copy.drop, copying.Copy.end):  # `end`: also if nobody was to do it
+        copy = copying.Copy(done.append, nothing, nothing)
+        drop(copy)
+        copy.run()
+        for wait in (copy.wait, copy.finish):
+            with pytest.raises(EngineError, match="closed"):
+                wait()
     assert not done
 
 

@@ -92,6 +92,7 @@ class Copy:
         self.drop()
         if self._begun.acquire(blocking=False):
             self._work = self._then = None
+            self._made.release()
             self._over.release()
         with self._over:
             self._error = None  # which would keep alive whatever has seen it
@@ -137,8 +138,8 @@ def _run(queue: SimpleQueue[Copy | None]) -> None:
 
 def _end(queue: SimpleQueue[Copy | None], newest: deque[Copy], thread: threading.Thread) -> None:
     """Called by any thread, even by the one that is to end."""
-    for copy in newest:
-        copy.drop()
     queue.put(None)
+    for copy in list(newest):  # another thread may be adding one
+        copy.drop()
     if thread.is_alive() and thread is not threading.current_thread():
         thread.join(_END_S)

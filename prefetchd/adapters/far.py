@@ -79,8 +79,12 @@ class Far:
         """Let the copier's thread do the rest."""
         wake = self._runtime.engine.resolved
         copy = Copy(partial(self._copy, layer, into), partial(self._pass_on, layer), wake)
-        self._copies.append(copy)  # first, so that an interrupt leaves none that is not ended
-        self._copier.begin(copy)
+        try:
+            self._copies.append(copy)
+            self._copier.begin(copy)
+        except BaseException:
+            self.release()  # nobody is to wait for one that never begins
+            raise
         self._ahead = layer, into
 
     def _copy(self, layer: int, into: torch.Tensor, copy: Copy) -> None:

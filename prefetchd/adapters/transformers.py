@@ -12,6 +12,7 @@ Decides how a model meets a store: when a pass begins, and what of a prompt is f
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -180,6 +181,9 @@ def open(  # noqa: A001  (reads best with the module's name before it)
             depth=DEPTH,
             predictor="attention",
         )
+    options = replace(
+        options, checks_unlocked=True
+    )  # by a thread of ours, while the model computes
     return ModelStore(model, open_runtime(path, layout, blocks=blocks, options=options), layout)
 
 

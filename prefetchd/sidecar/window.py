@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 
 UNBOUNDED = 1 << 62
-_ALONE_SPAN = 128  # reads
+_ALONE_SPAN, _REVIEWED = 128, 8  # reads; one in so many has all of them looked at
 _TAIL = 4.0  # times as long as usual: beyond it a time tells of the host or of luck
 _SPARE_READS_MAX, _SPARE_BYTES_MAX = 4, 1 << 18
 
@@ -25,6 +25,7 @@ class Window:
         self._alone_bytes = 0.0
         self._times_ns: deque[int] = deque(maxlen=_ALONE_SPAN)  # of late, of reads alone
         self._alone_ns = self._mean_ns = 0.0
+        self._alone_reads = 0
         self._spare = 0.0  # reads
         self._rate = 0.0  # bytes a ns
         self._since_ns = 0
@@ -46,6 +47,9 @@ class Window:
         if 2 * size < self._alone_bytes:
             return
         self._times_ns.append(max(1, latency_ns))
+        self._alone_reads += 1
+        if self._alone_reads > _REVIEWED and self._alone_reads % _REVIEWED:
+            return
         rising = sorted(self._times_ns)
         self._alone_ns = float(rising[len(rising) // 4])
         most = _TAIL * self._alone_ns

@@ -3,7 +3,8 @@
 Decides by whose hand: the package `xxhash` keeps the interpreter's lock while it hashes up to
 64 KiB, older releases of it while they hash anything, and a thread that checks pages would stand in
 the way of one that computes. Its library's own function, called through ctypes, lets go of the
-lock. Rows below 16 KiB take less time than letting go of it does. The hashes are the same.
+lock, for those who ask for that: beside threads that are busy in Python each page may then have to
+wait for it. Rows below 16 KiB take less time than letting go does. The hashes are the same.
 """
 
 from __future__ import annotations

@@ -61,7 +61,8 @@ def test_every_load_and_engine_gets_a_row(
         assert row["ratio_to_fio"] == (row["operations_s"] / 1000 if ours else None)
         assert row["block_bytes"] * row["depth"] == 16384
         assert row["operations_s_rounds"] == [row["operations_s"]]
-        assert row["latency_us"]["p50"] > 0
+        # A drive that is busy otherwise reads too little in a tenth of a second to say a median.
+        assert row["latency_us"]["p50"] is None or row["latency_us"]["p50"] > 0
         assert not ours or f"{row['depth']} threads" in row["engine"]
         assert ("aiofiles" if ours else "io_uring") in row["engine"]
 

@@ -493,4 +493,4 @@ def test_a_reload_ends_whatever_is_met(
 def test_options_are_all_sorted_out() -> None:
     """A new option is one or the other on purpose: see `changes.LIVE`."""
     names = set(Options.__dataclass_fields__)
-    assert len(names) == 28, "sort the new one out, in `changes.LIVE` and `Runtime.reconfigure`"
+    assert len(names) == 29, "sort the new one out, in `changes.LIVE` and `Runtime.reconfigure`"

@@ -187,7 +187,16 @@ def test_objects_are_runs_of_blocks_and_keep_them_as_they_grow(tmp_path: Path) -
         ('{"requests": []}\n{"requests": [], "hash_id_scope": "global"}', "line 2 .*hash_id_scope"),
         ('{"block_size": 64, "requests": []}\n{"requests": [], "block_size": 16}', "blocks of 16"),
         ("Timestamp,Operation\n", "are not those of MLPerf"),
-        ('{"requests": [{"t": 0, "type": "n", "hash_runs": [[0, 99999999]]}]}', "claim 99999999"),
+        (
+            '{"requests": [{"t": 0, "type": "n", "hash_runs": [[0, 9999999], [0, 9999999]]}]}',
+            "claim 19999998",
+        ),
+        (  # whose sum is 0 in 64 bits
+            '{"requests": [{"t": 0, "type": "n", "hash_runs": ['
+            + f"[0, {(1 << 62) - 1}], " * 4
+            + "[0, 4]]}]}",
+            "line 1 .*hash_runs: Expected `int` <= 16777216",
+        ),
     ],
 )
 def test_a_line_that_cannot_be_used_is_told(tmp_path: Path, data: str, told: str) -> None:

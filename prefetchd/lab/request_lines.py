@@ -28,6 +28,7 @@ _SESSION_TOKENS = 64
 _CHAIN_BLOCKS_MAX = 1 << 24
 _ID_MAX = (1 << 62) - 1  # so that no sum of two overflows
 _Id = Annotated[int, msgspec.Meta(ge=0, le=_ID_MAX)]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=_CHAIN_BLOCKS_MAX)]  # nor a sum of a whole line's
 
 Line = tuple[int, bytes]
 _Object = tuple[int, dict[str, Any]]
@@ -190,7 +191,7 @@ def _runs(request: dict[str, Any]) -> Ids:
     """[[first id, count], ...], of a request that tells runs or, as WEKA's release does, ids."""
     if "hash_runs" not in request and "hash_ids" in request:
         return np.frombuffer(bytearray(runs_of(_ids(request["hash_ids"]))), np.int64).reshape(-1, 2)
-    runs = _converted("hash_runs", request["hash_runs"], list[tuple[_Id, _Id]])
+    runs = _converted("hash_runs", request["hash_runs"], list[tuple[_Id, _Count]])
     pairs = np.array(runs, np.int64).reshape(-1, 2)
     if pairs[:, 1].sum() > _CHAIN_BLOCKS_MAX:
         raise ValueError(f"hash_runs claim {pairs[:, 1].sum()} blocks in one request")

@@ -139,6 +139,26 @@ def test_files_that_would_not_be_read_from_the_drive(file: Path, tmp_path: Path)
         ring.create_file(tmp_path / "no" / "f", SIZE, lambda _: None)
 
 
+def test_a_fill_that_is_interrupted_leaves_nothing_and_one_that_was_killed_is_told(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "random.dat"
+
+    def interrupt(_: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ring.create_file(path, SIZE, interrupt)
+    assert not any(tmp_path.iterdir())
+
+    seen: list[str] = []
+    ring.create_file(path, SIZE, lambda _: seen.extend(os.listdir(tmp_path)))
+    assert (seen, os.listdir(tmp_path)) == (["random.dat.making"], ["random.dat"])
+    path.rename(tmp_path / seen[0])
+    with pytest.raises(BenchError, match=r"random\.dat\.making .*EEXIST.*remove it"):
+        ring.create_file(path, SIZE, lambda _: None)
+
+
 def test_a_short_read_ends_the_benchmark(file: Path) -> None:
     opened = ring.open_file(file, [Shape(4096, 4)])
     try:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 import numpy as np
@@ -96,25 +97,37 @@ def check_size(path: Path, size_bytes: int, shapes: Sequence[Shape]) -> None:
 def create_file(path: Path, size_bytes: int, progress: Callable[[int], None]) -> None:
     """A file full of random bytes, written once. Raises BenchError, of a file system without room
     before anything is written."""
-    random = np.random.Generator(np.random.SFC64(1))
-    made = False
+    # Under its name it is whole: what is allocated and not written reads as zeros, and no drive
+    # is asked for them.
+    making = path.with_name(f"{path.name}.making")
+    made = path if os.path.lexists(path) else making  # what is there already is refused
     try:
-        with path.open("xb") as file:
-            made = True
-            os.posix_fallocate(file.fileno(), 0, size_bytes)
-            for start in range(0, size_bytes, _CREATE_CHUNK_BYTES):
-                length = min(_CREATE_CHUNK_BYTES, size_bytes - start)
-                file.write(random.bytes(length))
-                progress(length)
-            file.flush()
-            os.fsync(file.fileno())
+        with made.open("xb") as file:
+            try:
+                _fill(file, size_bytes, progress)
+                making.rename(path)
+            except BaseException:
+                making.unlink(missing_ok=True)
+                raise
     except OSError as error:
-        if made:
-            path.unlink(missing_ok=True)
-        smaller = "; free space or ask for a smaller --size" if error.errno == errno.ENOSPC else ""
+        remedy = {
+            errno.ENOSPC: "; free space or ask for a smaller --size",
+            errno.EEXIST: "; if no other run is making it, remove it",
+        }.get(error.errno or 0, "")
         raise BenchError(
-            f"{path} cannot be made: {errno_name(error.errno or 0)}{smaller}"
+            f"{made} cannot be made: {errno_name(error.errno or 0)}{remedy}"
         ) from error
+
+
+def _fill(file: BinaryIO, size_bytes: int, progress: Callable[[int], None]) -> None:
+    random = np.random.Generator(np.random.SFC64(1))
+    os.posix_fallocate(file.fileno(), 0, size_bytes)
+    for start in range(0, size_bytes, _CREATE_CHUNK_BYTES):
+        length = min(_CREATE_CHUNK_BYTES, size_bytes - start)
+        file.write(random.bytes(length))
+        progress(length)
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def open_file(path: Path, shapes: list[Shape]) -> File:

@@ -14,22 +14,36 @@ from contextlib import contextmanager
 from types import FrameType
 
 PATIENCE_S = 20.0
+AGAIN_S = 1.0
+"""So much later it is said again, to who caught it and went on."""
+
+
+class TooLong(BaseException):
+    """No Exception, which a hook may catch without meaning this one."""
 
 
 @contextmanager
 def in_time() -> Iterator[None]:
-    """Raises TimeoutError in the midst of what is done in it, if that takes `PATIENCE_S`."""
+    """Raises TooLong in the midst of what is done in it, if that takes `PATIENCE_S`; and at its
+    end, if it was caught there, or else every call would take as long."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGVTALRM, _too_long)
-    signal.setitimer(signal.ITIMER_VIRTUAL, PATIENCE_S)
+    said: list[TooLong] = []
+
+    def too_long(_number: int, _frame: FrameType | None) -> None:
+        said.append(TooLong(f"the call took over {PATIENCE_S:g} s of processor time"))
+        raise said[-1]
+
+    before = signal.signal(signal.SIGVTALRM, too_long)
+    signal.setitimer(signal.ITIMER_VIRTUAL, PATIENCE_S, AGAIN_S)
     try:
         yield
+    except Exception:
+        if not said:
+            raise
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.signal(signal.SIGVTALRM, before)
-
-
-def _too_long(_number: int, _frame: FrameType | None) -> None:
-    raise TimeoutError(f"the call took over {PATIENCE_S:g} s of processor time")
+    if said:
+        raise said[0]

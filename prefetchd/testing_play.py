@@ -22,7 +22,7 @@ from prefetchd.layer_turns import turns_of
 from prefetchd.model import Access, Feedback, Geometry, Verdict
 from prefetchd.predictor import Guess, Predictor
 from prefetchd.testing_guess import flat
-from prefetchd.testing_patience import in_time
+from prefetchd.testing_patience import TooLong, in_time
 from prefetchd.testing_traffic import Ask, Ended, Step, traffic
 
 Make = Callable[[Geometry, int], Predictor]
@@ -106,13 +106,13 @@ class Play:
 
     def _made(self, make: Make) -> Predictor:
         try:
-            with self._around("__init__"):
+            with in_time(), self._around("__init__"):
                 made: object = make(self.space.geometry, self.space.slots)
         except (KeyboardInterrupt, Terminated):
             raise
         except BaseException as error:  # sys.exit() too: a live engine would end by it
             words = f"{type(error).__name__}: {error} ({self.space})"
-            raise HookError("raises", "__init__", words) from error
+            raise HookError(_kind_of(error), "__init__", words) from error
         if not isinstance(made, Predictor):
             words = f"it made {made!r:.60}: derive it from prefetchd.predictor.Predictor"
             raise HookError("raises", "__init__", words)
@@ -196,6 +196,9 @@ class Play:
         except BaseException as error:
             place = place_of(getattr(type(self.predictor), hook), error)
             words = f"{place}: {type(error).__name__}: {error}"
-            kind = ENDLESS if isinstance(error, TimeoutError) else "raises"
-            raise HookError(kind, hook, words) from error
+            raise HookError(_kind_of(error), hook, words) from error
         return answer
+
+
+def _kind_of(error: BaseException) -> str:
+    return ENDLESS if isinstance(error, TooLong) else "raises"

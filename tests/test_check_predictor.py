@@ -7,6 +7,7 @@ import random
 import re
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from time import monotonic as renamed
@@ -383,15 +384,54 @@ class Looping(Right):
             self.last = access.pages
 
 
-def test_a_call_that_does_not_come_back_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+class Deaf(Looping):
+    """Goes on after it was told to stop."""
+
+    def on_access(self, access: Access) -> None:
+        with suppress(BaseException):
+            super().on_access(access)
+        super().on_access(access)
+
+
+class Giving(Looping):
+    """Stops when it is told to, and takes as long the next time."""
+
+    def on_access(self, access: Access) -> None:
+        with suppress(BaseException):
+            super().on_access(access)
+
+
+class Excusing(Looping):
+    def on_access(self, access: Access) -> None:
+        try:
+            super().on_access(access)
+        except BaseException as error:
+            raise ValueError("another") from error
+
+
+class Unmade(Right):
+    def __init__(self, geometry: Geometry, slots: int) -> None:
+        super().__init__(geometry, slots)
+        while True:
+            self.geometry = geometry
+
+
+@pytest.mark.parametrize("endless", [Looping, Deaf, Giving, Excusing, Unmade])
+def test_a_call_that_does_not_come_back_is_told_once(
+    endless: type[Predictor], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(testing_patience, "PATIENCE_S", 0.05)
-    report = examine_predictor(Looping)
+    monkeypatch.setattr(testing_patience, "AGAIN_S", 0.05)
+    report = examine_predictor(endless)
     ((finding,), (note,)) = report.findings, report.notes
-    assert (finding.kind, finding.hook, finding.times) == ("endless", "on_access", 1)
-    assert_words(finding.words, rf"{__file__}, line \d+: TimeoutError: the call took over 0.05 s")
+    hook = "__init__" if endless is Unmade else "on_access"
+    assert (finding.kind, finding.hook, finding.times) == ("endless", hook, 1)
+    place = "" if endless is Unmade else rf"{__file__}, line \d+: "
+    assert_words(finding.words, f"^{place}TooLong: the call took over 0.05 s")
     assert note == "nothing more was tried"
-    assert report.predictor == "looping"
-    assert report.calls > 0
+    if endless is not Unmade:
+        assert report.predictor == endless.__name__.lower()
+        assert report.calls > 0
 
 
 def test_what_is_bounded_may_take_long_to_fill() -> None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from prefetchd.guarded import Guarded
+from prefetchd.guarded import Guarded, GuessError
 from prefetchd.model import NO_IDS, DoneHint, Geometry, Hint, Ids, Mask, PageHint, Scores
 from prefetchd.observer import Observer
 from prefetchd.planner import NO_PLAN, Plan, Planner
@@ -147,10 +147,10 @@ class Foresight:
         sure = guess.confidence
         if sure is not None:
             if len(sure) != len(guess.pages):  # or who uses it later stumbles over it
-                raise ValueError(f"there are {len(sure)} confidences for {len(guess.pages)} pages")
+                raise GuessError(f"there are {len(sure)} confidences for {len(guess.pages)} pages")
             if len(sure) and not _chances(sure):
                 told = f"{sure.min()} to {sure.max()}"
-                raise ValueError(f"confidences are between 0 and 1, not {told}")
+                raise GuessError(f"confidences are between 0 and 1, not {told}")
         return in_range(guess, len(self._staging.slot_of)) if len(guess.pages) else guess
 
     @property

@@ -20,6 +20,10 @@ class PredictorError(Exception):
     """A hook of a predictor raised, or said what cannot be used; its cause is what it raised."""
 
 
+class GuessError(ValueError):
+    """The numbers of a guess make no sense, whatever their types are."""
+
+
 class Terminated(SystemExit):
     """By a signal, which may arrive in the middle of a hook: not the hook's doing."""
 
@@ -84,9 +88,10 @@ class Guarded:
 
     def unusable(self, guess: Guess, error: Exception) -> NoReturn:
         """`guess` was the last one, but its arrays do not fit each other or hold no ids. What is
-        wrong with them is told rather than what came of it."""
+        wrong with their form is told rather than what came of it; but a GuessError does not come
+        of it, and is told itself."""
         words = next(form_faults(guess), None)
-        if words is not None:
+        if words is not None and not isinstance(error, GuessError):
             error = TypeError(words).with_traceback(error.__traceback__)
         self._raise("predict", error, " (its guess cannot be used)")
 

@@ -87,11 +87,13 @@ def test_a_hook_that_raises_is_named_to_the_caller(hook: str, monkeypatch: Any) 
         ([1, 2], r"TypeError: it returned \[1, 2\], not a Guess"),
         (Guess([0, 1]), r"TypeError: pages is a list, .*\(its guess cannot be used\)"),  # type: ignore[arg-type]
         (Guess(np.arange(2) * 0.5), r"TypeError: pages holds float64, such as 0.0: make it int64"),  # type: ignore[arg-type]
-        (Guess(np.arange(3), np.ones(1, np.float32)), "ValueError: there are 1 confidences for"),
-        (Guess(np.arange(1), np.ones(2, np.float32)), "ValueError: there are 2 confidences for"),
-        (Guess(np.arange(2), np.array([0.5, np.nan], np.float32)), "ValueError: .* not nan to nan"),
-        (Guess(np.arange(2), np.array([np.inf, 1], np.float32)), "ValueError: .* not 1.0 to inf"),
-        (Guess(np.arange(2), np.array([1, -1], np.float32)), "ValueError: .* not -1.0 to 1.0"),
+        (Guess(np.arange(3), np.ones(1, np.float32)), "GuessError: there are 1 confidences for"),
+        (Guess(np.arange(1), np.ones(2, np.float32)), "GuessError: there are 2 confidences for"),
+        (Guess(np.arange(2), np.array([0.5, np.nan], np.float32)), "GuessError: .* not nan to nan"),
+        (Guess(np.arange(2), np.array([np.inf, 1], np.float32)), "GuessError: .* not 1.0 to inf"),
+        (Guess(np.arange(2), np.array([1, -1], np.float32)), "GuessError: .* not -1.0 to 1.0"),
+        (Guess(np.arange(2), np.array([1.5, 0])), "GuessError: .* between 0 and 1, not 0.0 to 1.5"),
+        (Guess(np.arange(2), np.ones(1)), "GuessError: there are 1 confidences for 2 pages"),  # type: ignore[arg-type]
     ],
 )
 @pytest.mark.parametrize("pumped", [True, False])

@@ -119,6 +119,8 @@ def test_a_limited_device_is_called_emulated(
         (("--requests", "0"), "--requests"),
         (("--limit-blocks-s", "-3"), "--limit-blocks-s"),
         (("--limit-blocks-s", "nan"), "--limit-blocks-s"),
+        (("--limit-blocks-s", "0.1", "--block-bytes", "4KiB"), "--limit-blocks-s 0.1"),
+        (("--limit-blocks-s", "1", "--speed", "0.01", "--block-bytes", "4KiB"), "give 24.415 to"),
         (("--consume-blocks-s", "0"), "--consume-blocks-s"),
         (("--speed", "0"), "--speed"),
         (("--controls", "cold"), "cold"),

@@ -244,6 +244,7 @@ def test_a_result_can_be_had_through_python_and_says_what_was_modelled() -> None
         (("--limit-blocks-s", "nan"), "--limit-blocks-s"),
         (("--limit-blocks-s", "1e15"), "--limit-blocks-s 1e+15"),
         (("--limit-blocks-s", "1e-9"), "--limit-blocks-s 1e-09"),
+        (("--limit-blocks-s", "0.244", "--block-bytes", "4KiB"), "give 0.245 to 2.44141e+11"),
         (("--consume-blocks-s", "1e-12"), "--consume-blocks-s 1e-12"),
         (("--consume-blocks-s", "inf"), "--consume-blocks-s inf"),
         (("--controls", "cold"), "cold"),
@@ -280,3 +281,15 @@ def test_blocks_are_of_the_bytes_that_the_trace_tells(
             capsys, "score", path, "--jobs", "1", "--staging", "50%", "--json", "-", *words
         )
         assert json.loads(done.out)["settings"]["block_bytes"] == size
+
+
+def test_a_block_of_a_trace_takes_whole_pages(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, path = tmp_path / "io.csv", tmp_path / "io.npz"
+    source.write_text("timestamp,op,size,key\n0,write,9000,a\n1,read,9000,a\n")
+    words = ["--block-bytes", "4500"]
+    assert run_here(capsys, "trace", "convert", source, "--out", path, *words).code == 0
+    done = run_here(capsys, "simulate", "restore", path, "--json", "-")
+    assert json.loads(done.out)["settings"]["block_bytes"] == 8192
+    run_here(capsys, "simulate", "restore", path, *words).failed(2, "--block-bytes 4500")

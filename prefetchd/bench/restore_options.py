@@ -5,6 +5,7 @@ Decides names, defaults and checks of options; runs nothing.
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -19,6 +20,7 @@ from prefetchd.bench.restore_report import write_restore_report
 from prefetchd.bench.restore_result import RestoreResult, encode
 from prefetchd.bench.restore_tables import print_restore
 from prefetchd.bench.runs import ReplayError
+from prefetchd.drive_profile import LEAST_GB_S, MOST_GB_S
 from prefetchd.lab.requests import Requests, read_requests
 from prefetchd.units import parse_bytes
 
@@ -30,7 +32,6 @@ _STAGING_MIN = 64
 _LEAD_MS_MAX = 1e7
 _RATE_MIN, _RATE_MAX = 1e-3, 1e9
 _SPEED_MIN, _SPEED_MAX = 1e-2, 1e9
-_BYTES_S_MAX = 1e15
 _SPAN_S_MAX = 366 * 86_400
 
 TracePath = Annotated[
@@ -39,7 +40,7 @@ TracePath = Annotated[
 ]
 BlockBytes = Annotated[str, typer.Option(help="Bytes of a block.")]
 ModelledBlockBytes = Annotated[
-    str | None, typer.Option(help="Bytes of a block; default: as the trace tells, or 4MiB.")
+    str | None, typer.Option(help="Bytes of a block; default: the trace's, in whole 4KiB, or 4MiB.")
 ]
 Leads = Annotated[
     list[float] | None,
@@ -85,18 +86,21 @@ def check_numbers(
 
 
 def check_limit(limit: float, block_bytes: int, speed: float = 1.0) -> None:
-    """0 is no limit; else more than any drive moves is none either."""
-    most = _BYTES_S_MAX / block_bytes / speed
-    if limit != 0 and not _RATE_MIN <= limit < most:
+    """0 is no limit; else it makes a drive profile, whose bounds are told in blocks a second."""
+    blocks = 1e9 / block_bytes / speed  # of a GB
+    least, most = math.ceil(1e3 * LEAST_GB_S * blocks) / 1e3, MOST_GB_S * blocks
+    if limit != 0 and not least <= limit < most:
         raise ReplayError(
             f"--limit-blocks-s {limit:g} is no rate for blocks of {block_bytes} bytes; give "
-            f"{_RATE_MIN:g} to {most:g} blocks a second, or 0 for no limit"
+            f"{least:g} to {most:g} blocks a second, or 0 for no limit"
         )
 
 
 def modelled_blocks(text: str | None, trace_bytes: int) -> int:
-    """Bytes of a modelled block: as asked for, or else the trace's own, or else 4 MiB."""
-    return whole_blocks(text or (str(trace_bytes) if trace_bytes else "4MiB"))
+    """Bytes of a modelled block: as asked for, or else the trace's own up to whole pages, or else
+    4 MiB."""
+    own = str(-(-trace_bytes // _PAGE) * _PAGE) if trace_bytes else "4MiB"
+    return whole_blocks(own if text is None else text)
 
 
 def whole_blocks(text: str) -> int:

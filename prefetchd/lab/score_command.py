@@ -73,7 +73,9 @@ def score_command(
     page_bytes: options.PageBytes = "64KiB",
     block_bytes: Annotated[
         str | None,
-        typer.Option(help="Restore: bytes of a block; default: as the traces tell, or 4MiB."),
+        typer.Option(
+            help="Restore: bytes of a block; default: the traces', in whole 4KiB, or 4MiB."
+        ),
     ] = None,
     limit_blocks_s: Annotated[
         float, typer.Option(help="Restore: instead of a profile, so many reads a second; 0: none.")
@@ -103,7 +105,7 @@ def score_command(
     outputs.check()
     _check_leads([*(layer_us or ()), *(lead_ms or ())])
     found_traces = _traces(traces)
-    told_bytes = 0 if block_bytes else _told_bytes(found_traces)
+    told_bytes = 0 if block_bytes is not None else _told_bytes(found_traces)
     restored_bytes = modelled_blocks(block_bytes, told_bytes)
     check_limit(limit_blocks_s, restored_bytes)
     grid = Grid(

@@ -148,8 +148,8 @@ def sync_names(folder: Path) -> None:
     for named in (folder, folder.absolute().parent):
         try:
             fd = os.open(named, os.O_RDONLY | os.O_DIRECTORY)
-        except OSError:  # a folder may be searched and not read, and one that is gone has no names
-            continue
+        except (PermissionError, FileNotFoundError):
+            continue  # a folder may be searched and not read, and one that is gone has no names
         try:
             os.fsync(fd)
         except OSError as error:

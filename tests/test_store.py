@@ -219,6 +219,32 @@ def test_a_file_that_cannot_be_opened_is_told(
     open_plain(kv, DIRECT).close()
 
 
+@pytest.mark.parametrize(
+    ("code", "words"), [(errno.EMFILE, "ulimit -n"), (errno.EIO, "kernel log"), (errno.EACCES, "")]
+)
+def test_names_that_cannot_be_made_lasting_are_told(
+    code: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    really = os.open
+
+    def refusing(path: Any, flags: int, *rest: int, **others: int) -> int:
+        if flags & os.O_DIRECTORY:
+            raise OSError(code, os.strerror(code), path)
+        return really(path, flags, *rest, **others)
+
+    monkeypatch.setattr(os, "open", refusing)
+
+    def make() -> None:
+        store_making.create(tmp_path / "kv", layout(), 64, fill=False)
+
+    if words:
+        assert words in refusal(make)
+    else:
+        make()
+    monkeypatch.undo()
+    assert store_opening.exists(tmp_path / "kv") == (not words)
+
+
 def test_a_read_only_file_system_is_told(small_disk: Path) -> None:
     open_plain(small_disk / "kv", DIRECT).close()
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)

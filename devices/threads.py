@@ -90,6 +90,7 @@ class Threads(StorageDevice):
         self._queue: SimpleQueue[Op | None] = SimpleQueue()  # None ends one worker
         # Nobody goes on before all have begun: no thread can be started while a process ends.
         self._begun = threading.Barrier(self.workers + 1)
+        self._all_begun = False
         self._start_error: BaseException | None = None
         self._loop_thread = threading.Thread(
             target=self._run_loop, name="prefetchd-loop", daemon=True
@@ -109,12 +110,14 @@ class Threads(StorageDevice):
 
     def _run_loop(self) -> None:
         """The constructor waits for the workers, so it is told when not even a loop can be had."""
+        runner = asyncio.Runner()
         try:
-            with asyncio.Runner() as runner:
-                runner.get_loop()  # so that no coroutine is made for a loop that cannot be had
-                runner.run(self._run_workers())
+            runner.get_loop()
         except OSError as error:
             self._give_up(error)
+            return
+        with runner:
+            runner.run(self._run_workers())
 
     async def _run_workers(self) -> None:
         work = aiofiles.os.wrap(self._work)
@@ -122,6 +125,8 @@ class Threads(StorageDevice):
             try:
                 await asyncio.gather(*(work(executor=pool) for _ in range(self.workers)))
             except RuntimeError as error:
+                if self._all_begun:
+                    raise
                 self._give_up(error)
 
     def _give_up(self, error: BaseException) -> None:
@@ -134,6 +139,7 @@ class Threads(StorageDevice):
 
     def _work(self) -> None:
         self._begun.wait()
+        self._all_begun = True
         while (op := self._queue.get()) is not None:
             try:
                 result = self._carry_out(op)

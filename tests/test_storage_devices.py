@@ -22,7 +22,7 @@ from prefetchd.device import READ, WRITE, DeviceError, File, StorageDevice
 from prefetchd.devices.emulated import Emulated
 from prefetchd.devices.faulty import Faults, Faulty
 from prefetchd.devices.liburing import Liburing
-from prefetchd.devices.memory import Memory
+from prefetchd.devices.memory import Mailbox, Memory
 from prefetchd.devices.threads import Threads
 from prefetchd.drive_model import DriveModel
 from prefetchd.drive_profile import DriveProfile
@@ -252,3 +252,21 @@ def test_io_uring_forbidden_by_seccomp_is_named_as_the_cause() -> None:
     assert child.returncode == 0, child.stderr
     assert "EPERM" in child.stdout
     assert "seccomp" in child.stdout
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EBADF, "late"), RuntimeError("late")])
+def test_what_breaks_a_worker_after_the_start_is_told(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        failing.set()
+        raise error
+
+    failing, told = threading.Event(), list[BaseException | None]()
+    monkeypatch.setattr(threading, "excepthook", lambda args: told.append(args.exc_value))
+    monkeypatch.setattr(Mailbox, "post", fail)
+    device = Threads([], aligned_arena(PAGE), 2)
+    device.submit(batch(READ, 0, 0, PAGE))
+    assert failing.wait(30)
+    device.close()
+    assert told == [error]

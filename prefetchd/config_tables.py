@@ -10,6 +10,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from prefetchd.options import DEPTH_MAX
+
 _Some = Annotated[int, Meta(ge=1, le=1 << 20)]
 
 EXAMPLE = """\
@@ -95,7 +97,7 @@ class Space(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     evict: str = "cycle"
     device: str = "uring"
     gpu: str = "host"
-    depth: Annotated[int, Meta(le=1 << 15)] = 128  # io_uring takes no more
+    depth: Annotated[int, Meta(le=DEPTH_MAX)] = 128
     quota: str = ""
     cap: str = ""
     floor: str = "0"

@@ -22,6 +22,7 @@ from prefetchd.bench.served import PRIVATE, Crowd
 from prefetchd.bench.tables import print_replay
 from prefetchd.lab.attention import AttentionTrace, read_attention
 from prefetchd.lab.workload import Workload, batched
+from prefetchd.options import DEPTH_MAX
 from prefetchd.units import parse_bytes, parse_share
 
 EMBEDDED_TRACE = "summ_pydocs_demo.npz"
@@ -45,7 +46,7 @@ Evict = Annotated[str, typer.Option(help="Eviction: lru, arc or cycle.")]
 Controls = Annotated[str, typer.Option(help="Controls, by comma.")]
 Steps = Annotated[int | None, typer.Option(min=1, help="Replay only the first steps.")]
 Warmup = Annotated[int, typer.Option(min=0, help="First steps not measured.")]
-Depth = Annotated[int, typer.Option(min=1, max=32768, help="Operations in flight at most.")]
+Depth = Annotated[int, typer.Option(min=1, max=DEPTH_MAX, help="Operations in flight at most.")]
 BatchSize = Annotated[int, typer.Option(min=1, help="Requests in the decode batch.")]
 Shared = Annotated[str, typer.Option(help="Prompt share in common to all requests or clients.")]
 Connect = Annotated[

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
@@ -15,7 +16,7 @@ from rich.console import Console
 from prefetchd import metrics
 from prefetchd.bench import report
 from prefetchd.bench.findings import labels, notes, percent, verdict
-from prefetchd.bench.report_lines import DECADES_US, decades
+from prefetchd.bench.report_lines import DECADES_SHARE, DECADES_US, decades
 from prefetchd.bench.report_page import COLOURS, STYLE
 from prefetchd.bench.tables import print_replay, replay_table
 from prefetchd.metrics import Distribution, Result, Run
@@ -287,17 +288,22 @@ def test_percent(share: float, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "first", "last"),
+    ("scale", "values", "first", "last"),
     [
-        ([12_500.0, 12_600.0], "10 ms", "20 ms"),
-        ([10_000.0], "10 ms", "20 ms"),
-        ([150.0, 90_000.0], "100 µs", "100 ms"),
-        ([0.0], "1 µs", "2 µs"),
+        (DECADES_US, [12_500.0, 12_600.0], "10 ms", "20 ms"),
+        (DECADES_US, [10_000.0], "10 ms", "20 ms"),
+        (DECADES_US, [150.0, 90_000.0], "100 µs", "100 ms"),
+        (DECADES_US, [0.0], "1 µs", "2 µs"),
+        (DECADES_US, [1.5e7], "10 s", "20 s"),
+        (DECADES_SHARE, [0.7, 0.9], "50 %", "100 %"),
+        (DECADES_SHARE, [1.0], "50 %", "100 %"),
+        (DECADES_SHARE, [0.03, 1.0], "1 %", "100 %"),
     ],
 )
 def test_a_logarithmic_axis_has_a_tick_on_either_side(
-    values: list[float], first: str, last: str
+    scale: list[tuple[float, str]], values: list[float], first: str, last: str
 ) -> None:
-    made = decades(DECADES_US, "time", values)
-    ticks = dict(zip(made["tickvals"], made["ticktext"], strict=True))
-    assert [ticks[round(10**end)] for end in made["range"]] == [first, last]
+    made = decades(scale, "figures", values)
+    places = dict(zip(made["ticktext"], made["tickvals"], strict=True))
+    assert made["range"] == pytest.approx([math.log10(places[first]), math.log10(places[last])])
+    assert max(places.values()) == max(scale)[0], "no share is more than all"

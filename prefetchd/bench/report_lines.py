@@ -18,6 +18,7 @@ from prefetchd.metrics import Ccdf, Result, Run
 DECADES_US = [(10.0**e, f"{10**e} µs" if e < 3 else f"{10 ** (e - 3)} ms") for e in range(6)] + [
     (1e6, "1 s"),
     (1e7, "10 s"),
+    (1e8, "100 s"),
 ]
 DECADES_SHARE = [(10.0**e, f"{100 * 10.0**e:g} %") for e in range(0, -8, -1)]
 
@@ -34,13 +35,20 @@ def ccdf_axes(us_title: str, share_title: str, ccdfs: Sequence[Ccdf]) -> dict[st
 
 def decades(ticks: list[tuple[float, str]], title: str, values: Sequence[float]) -> dict[str, Any]:
     """A logarithmic axis with ticks at 1, 2 and 5 where there are few decades, from the tick below
-    all values to the one above: however close they lie, there are figures to read them by."""
+    all values to the one above, or to the last: however close they lie, there are figures to read
+    them by."""
     drawn = [value for value in values if value > 0]
     low, high = (min(drawn), max(drawn)) if drawn else (1.0, 1.0)
     parts = (1, 2, 5) if high < 30 * low else (1,)
-    finer = [(v * k, text.replace("1", str(k), 1)) for v, text in sorted(ticks) for k in parts]
-    below = [v for v, _ in finer if v <= low][-1:]
-    above = [v for v, _ in finer if v >= high and v > low][:1]
+    last, _ = max(ticks)  # such as 100 %: no share is 200 %
+    finer = [
+        (v * k, text.replace("1", str(k), 1))
+        for v, text in sorted(ticks)
+        for k in parts
+        if v * k <= last
+    ]
+    below = [v for v, _ in finer if v <= low and v < last][-1:]
+    above = [v for v, _ in finer if v >= high and v not in below][:1]
     more = {"range": [math.log10(below[0]), math.log10(above[0])]} if below and above else {}
     return axis(
         title,

@@ -43,11 +43,13 @@ class Virtual(StorageDevice):
 
 
 class World:
-    """`flood`: of the other tenant's class of work, or None: it does nothing."""
+    """`flood`: of the other tenant's class of work, or None: it does nothing. `slept`: who reaps
+    has slept until then, and says so."""
 
     def __init__(
-        self, profile: DriveProfile, flood: IoClass | None, *, shared: bool, weight: int = 1
+        self, profile: DriveProfile, flood: IoClass | None, *, shared: bool, slept: bool = False
     ) -> None:
+        self.slept = slept
         self.model, self.flood, self.now_ns = DriveModel(profile, 0), flood, 1
         self.flying: list[tuple[int, int, int, int]] = []  # due, number, tag, length
         self.devices = [Virtual(self, 0), Virtual(self, 1)]
@@ -56,8 +58,8 @@ class World:
         self.gates: list[Gate] = [Gate(), Gate()]
         if shared:
             gates = [
-                DriveGate([drive], 1, lambda: self.woken.append(0)),
-                DriveGate([drive], weight, lambda: self.woken.append(1)),
+                DriveGate([drive], 1, lambda: self.woken.append(0), clock=lambda: self.now_ns),
+                DriveGate([drive], 1, lambda: self.woken.append(1), clock=lambda: self.now_ns),
             ]
             for gate in gates:
                 gate.attend(True)
@@ -92,7 +94,10 @@ class World:
         self.devices[number].flying -= 1
         self.moved[number] += length
         done: Completions = np.array([(tag, length)], DONE)
-        self.gates[number].ended(done, self.now_ns)
+        gate = self.gates[number]
+        if self.slept and isinstance(gate, DriveGate):
+            gate.noticed(self.now_ns)
+        gate.ended(done, self.now_ns)
         if number == 1 or 1 in self.woken:
             self.pour()
         self.woken.clear()
@@ -130,9 +135,14 @@ class Course:
 
 
 def course(
-    profile: DriveProfile, flood: IoClass | None, *, shared: bool, demands: int = 400
+    profile: DriveProfile,
+    flood: IoClass | None,
+    *,
+    shared: bool,
+    demands: int = 400,
+    slept: bool = False,
 ) -> Course:
-    world = World(profile, None, shared=shared)
+    world = World(profile, None, shared=shared, slept=slept)
     for _ in range(50):  # the drive is learnt of, alone and under load
         world.demand()
         world.rest()

@@ -198,6 +198,61 @@ def test_a_window_is_of_the_drive_and_not_of_a_host_that_notices_late() -> None:
     assert window.bytes > 9 * wide, "a drive that has become slow"
 
 
+def test_a_brief_window_is_of_reads_that_were_slept_for_and_is_seen_to_anew() -> None:
+    """A drive that takes 100 us a page and moves one a 10 us."""
+    window, now_ns = Window(), 0
+
+    def run(milliseconds: int, depth: int, *, brief: bool) -> None:
+        nonlocal now_ns
+        for _ in range(milliseconds):
+            now_ns += 1_000_000
+            window.moved(
+                depth * PAGE, depth, depth * 5 * 10**6, now_ns, busy=True, limited=True, brief=brief
+            )
+
+    run(20, 100, brief=False)
+    for _ in range(7):
+        window.alone(PAGE, 100_000, slept_for=True)
+    run(20, 100, brief=True)
+    assert window.brief_bytes == window.bytes, "too few were slept for"
+    window.alone(PAGE, 100_000, slept_for=True)
+    for _ in range(200):
+        window.alone(PAGE, 2_000_000)
+    assert window.bytes > 150 * PAGE, "what keeps a drive busy whose host notices late"
+    assert 5.5 <= window.brief_bytes / PAGE <= 6.5
+    run(9_000, 6, brief=True)
+    assert 5.5 <= window.brief_bytes / PAGE <= 6.5, "little in flight, little moved"
+    run(1_000, 6, brief=True)
+    assert window.brief_bytes == window.bytes, "what can the drive do by now?"
+    run(60, 200, brief=True)
+    assert 10 <= window.brief_bytes / PAGE <= 12, "twice as much"
+
+
+def test_a_window_is_brief_while_others_demand_and_need_not_wait() -> None:
+    class Both(Fixed):
+        @property
+        def brief_bytes(self) -> int:
+            return self.size // 4
+
+    shares, lengths, second_ns = DriveShares(Both(16 * PAGE)), np.full(64, PAGE), 1_000_000_000
+    for member in "ab":
+        shares.join(member, 1)
+        shares.attend(member, True)
+    assert shares.window_for("a") == 16 * PAGE, "nobody has demanded"
+    shares.grant("b", PREFETCH, lengths[:2], 100 * second_ns)
+    assert shares.window_for("a") == 16 * PAGE
+    shares.grant("b", DEMAND, lengths[:2], 101 * second_ns)
+    assert shares.window_for("a") == 4 * PAGE
+    assert shares.window_for("b") == 16 * PAGE
+    shares.grant("b", DEMAND, lengths, 102 * second_ns)
+    assert shares.window_for("a") == 16 * PAGE, "what waits here gains nothing by it"
+    shares.rest("b")
+    shares.grant("a", PREFETCH, lengths[:1], int(111.9 * second_ns))
+    assert shares.window_for("a") == 4 * PAGE
+    shares.grant("a", PREFETCH, lengths[:1], int(112.1 * second_ns))
+    assert shares.window_for("a") == 16 * PAGE, "not lately"
+
+
 def _flood(times_ns: Iterator[int], units: int, window: Window | None) -> int:
     """Reads in 0.2 s of a flood, after 2 s of it, on a drive that serves so many at a time; within
     the window or, without one, 64 in flight. Now and then all ends, and the next read is alone."""
@@ -330,6 +385,10 @@ def test_a_flood_on_one_drive_is_a_window_ahead_of_anothers_demand() -> None:
         assert beside.ahead_pages <= 8
         assert beside.p99_us <= 1.5 * alone.p99_us
         assert beside.flood_mb_s >= 0.85 * without.flood_mb_s, "what is left over is the flood's"
+        brief = course(profile, flood, shared=True, demands=200, slept=True)
+        assert brief.ahead_pages <= 4
+        assert brief.p99_us <= 1.15 * alone.p99_us
+        assert brief.flood_mb_s >= 0.65 * without.flood_mb_s
 
 
 def test_a_task_may_withdraw_what_else_its_member_has() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Lock
@@ -47,8 +48,11 @@ class Drive:
         self.gates: list[DriveGate] = []
 
 
-_Flight = tuple[Drive, int, int, bool]
-"""An operation: its bytes, when it began (a write: 0), whether it had nothing ahead of it."""
+_FEW = 4
+"""Reads that begin together and still do not keep each other waiting."""
+_Flight = tuple[Drive, int, int, int]
+"""An operation: its bytes, when it began (a write: 0), and if it had nothing ahead of it, how many
+began then."""
 
 
 class DriveGate(Gate):
@@ -61,7 +65,9 @@ class DriveGate(Gate):
         weight: int,
         wake: Callable[[], None],
         find: Callable[[File], Drive] = lambda file: Drive(),
+        clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
+        self._clock = clock
         self._find = find
         self.drives = list(drives)
         """One a file of the device."""
@@ -70,6 +76,7 @@ class DriveGate(Gate):
         self._wake = wake
         self._woken = False
         self._flying: dict[int, _Flight] = {}  # by tag
+        self._noticed_ns = 0  # 0: nobody knows
         for drive in self._distinct:
             self._join(drive)
 
@@ -139,21 +146,28 @@ class DriveGate(Gate):
             return device.submit(ops)  # alone, or closed
         lengths = ops["length"][: max(0, device.depth - device.in_flight)].astype(np.int64)
         with drive.lock:
-            alone = not drive.shares.in_flight
-            granted = drive.shares.grant(self, io_class, lengths)
+            idle = not drive.shares.in_flight
+            granted = drive.shares.grant(self, io_class, lengths, now_ns)
+        begun_ns = self._clock()  # not `now_ns`: what was decided since has taken its time
         taken = device.submit(ops[:granted]) if granted else 0
         if taken < granted:
             with drive.lock:
                 drive.shares.refuse(self, int(lengths[taken:granted].sum()))
-        begun_ns = now_ns if io_class < IoClass.WRITE_BACK else 0
+        begun_ns = begun_ns if io_class < IoClass.WRITE_BACK else 0
         begun = zip(ops["tag"][:taken].tolist(), lengths[:taken].tolist(), strict=True)
+        alone = taken if idle else 0
         for tag, length in begun:
             self._flying[tag] = drive, length, begun_ns, alone
-            alone = False
+            alone = 0
         self._tell(drive)
         return taken
 
+    def noticed(self, now_ns: int) -> None:
+        """Who slept until something ended was woken for it now; `ended` follows."""
+        self._noticed_ns = now_ns
+
     def ended(self, completions: Completions, now_ns: int) -> None:
+        noticed_ns, self._noticed_ns = self._noticed_ns, 0
         if not self._flying or not len(completions):
             return
         ended: dict[Drive, list[_Flight]] = {}
@@ -162,24 +176,28 @@ class DriveGate(Gate):
             if flight is not None:
                 drive, length, begun_ns, alone = flight
                 # What fails may fail in no time.
-                flight = drive, length, begun_ns, alone and result == length
+                flight = drive, length, begun_ns, alone if result == length else 0
                 ended.setdefault(drive, []).append(flight)
         for drive, flights in ended.items():
             with drive.lock:
-                self._note(drive, flights, now_ns)
+                self._note(drive, flights, now_ns, noticed_ns)
             self._tell(drive)
 
-    def _note(self, drive: Drive, flights: list[_Flight], now_ns: int) -> None:
+    def _note(self, drive: Drive, flights: list[_Flight], now_ns: int, noticed_ns: int) -> None:
         shares, window = drive.shares, drive.shares.window
         size = sum(flight[1] for flight in flights)
         reads = [flight for flight in flights if flight[2]]
         for _, length, begun_ns, alone in reads:
             if alone:
-                window.alone(length, now_ns - begun_ns)
+                slept_for = alone <= _FEW and noticed_ns > begun_ns
+                ended_ns = noticed_ns if slept_for else now_ns
+                window.alone(length, ended_ns - begun_ns, slept_for=slept_for)
+        brief = shares.brief(self)
         shares.ended(self, size)
         waits_ns = len(reads) * now_ns - sum(flight[2] for flight in reads)
         busy = shares.in_flight > 0
-        window.moved(size, len(reads), waits_ns, now_ns, busy=busy, limited=shares.limited)
+        limited = shares.limited
+        window.moved(size, len(reads), waits_ns, now_ns, busy=busy, limited=limited, brief=brief)
 
     def rest(self) -> None:
         self._woken = False
@@ -215,9 +233,15 @@ class Drives:
     def __init__(self) -> None:
         self._drives: dict[DriveId, Drive] = {}
 
-    def gate(self, files: Sequence[File], weight: int, wake: Callable[[], None]) -> DriveGate:
+    def gate(
+        self,
+        files: Sequence[File],
+        weight: int,
+        wake: Callable[[], None],
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> DriveGate:
         """For a store in these files."""
-        return DriveGate([self._find(file) for file in files], weight, wake, self._find)
+        return DriveGate([self._find(file) for file in files], weight, wake, self._find, clock)
 
     def _find(self, file: File) -> Drive:
         """That of a path that is away is nobody else's."""

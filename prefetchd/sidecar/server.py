@@ -17,6 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from threading import get_ident
+from time import monotonic_ns
 
 from prefetchd.bell import Bell
 from prefetchd.engine import EngineError
@@ -34,6 +35,8 @@ from prefetchd.sidecar.supervisor import NOBODY
 from prefetchd.sidecar.tenancy import guarded, offer_step, use_drives, why_stopped
 
 log = logging.getLogger("prefetchd")
+
+_SLEPT_NS = 20_000  # a look at what is there already takes less
 
 
 class Server:
@@ -53,6 +56,7 @@ class Server:
         self._later: deque[Callable[[], None]] = deque()
         self._turns = LoopTurns()
         self._alone = False  # whether what is looked at is all that happens
+        self._woken_ns = 0  # 0: it did not sleep, so what it sees may have happened before
         self._drives = Drives()
         self._opener = ThreadPoolExecutor(1, "prefetchd-open")
         self.entrance = Entrance(self)
@@ -77,7 +81,11 @@ class Server:
     def turn(self) -> None:
         """Look at everything once; block while there is nothing."""
         busy = self._turns or self._later
+        looked_ns = monotonic_ns()
         events = self._epoll.poll(0 if busy else self.supervisor.rest_s)
+        woken_ns = monotonic_ns()
+        slept = not busy and woken_ns - looked_ns > _SLEPT_NS
+        self._woken_ns = woken_ns if slept else 0
         self._alone = len(events) == 1 and not self._turns
         for descriptor, mask in events:
             handler = self._handlers.get(descriptor)
@@ -132,7 +140,7 @@ class Server:
             namespace.waiting = 0  # its clients have been told
             return
         namespace.attended = True
-        self._handlers[namespace.device_fd] = lambda _: self._collect(namespace)
+        self._handlers[namespace.device_fd] = partial(self._on_device, namespace)
         self._epoll.register(namespace.device_fd, select.EPOLLIN)
 
     def _disregard(self, namespace: Namespace) -> None:
@@ -157,6 +165,11 @@ class Server:
         self._leave(namespace)
         for connection in self._clients(namespace):
             connection.refuse("stopped", why)
+
+    def _on_device(self, namespace: Namespace, _mask: int) -> None:
+        if self._woken_ns and namespace.gate is not None:
+            namespace.gate.noticed(self._woken_ns)
+        self._collect(namespace)
 
     def _collect(self, namespace: Namespace) -> None:
         task = partial(self._reap, namespace)

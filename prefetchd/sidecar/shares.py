@@ -115,6 +115,9 @@ class FairOrder:
         standing = self._members[member]
         return (standing.start - self._time) * standing.weight // _SCALE
 
+    def waits(self, member: Hashable) -> bool:
+        return member in self._waiting
+
     def forget_settled(self) -> None:
         """Let go of those that wait for nothing and owe nothing: they would come back the same."""
         for member in [
@@ -137,6 +140,7 @@ class FairOrder:
 _HANDICAPS = (0, 2, 4)
 """Of demands, prefetches and writes, in windows: what others' more urgent work gets before them."""
 _HANDICAP_WINDOW_MAX = 8 << 20
+_LATELY_NS = 10_000_000_000
 
 
 @dataclass(slots=True)
@@ -146,6 +150,7 @@ class _Flow:
     in_flight: int = 0
     demands: int = 0
     ahead_bytes: int = 0
+    demanded_ns: int = -_LATELY_NS
 
 
 class DriveShares:
@@ -154,6 +159,9 @@ class DriveShares:
     While only one is, nothing is bounded. Else all together keep a `window` in flight, in fair
     order, except that a demand of a member that has had less than its share begins at once: it does
     not wait for another's completion, up to its share, or to a window if it had nothing in flight.
+    What stands ahead of it in the drive then is brief, at the cost of the drive's rate, while
+    demands come that the drive has room for; whose demands wait here for their turn anyway have
+    more of it if the drive is kept busy.
     """
 
     def __init__(self, window: Window | None = None) -> None:
@@ -163,6 +171,7 @@ class DriveShares:
         self.in_flight = 0
         self.refused = 0
         """Times that a member was told to wait."""
+        self._now_ns = 0
 
     def join(self, member: Hashable, weight: int) -> None:
         self._order.join(member, weight)
@@ -184,12 +193,24 @@ class DriveShares:
         """Whether somebody may ask something of this member at any time."""
         self._flows[member].present = present
 
-    def share(self, member: Hashable) -> int:
+    def brief(self, member: Hashable) -> bool:
+        """Whether somebody else demands now and then and need not wait for that."""
+        since_ns = self._now_ns - _LATELY_NS
+        return any(
+            flow.demanded_ns > since_ns and other != member and not self._order.waits(other)
+            for other, flow in self._flows.items()
+        )
+
+    def window_for(self, member: Hashable) -> int:
+        """How many bytes all together may have in flight when this member begins something."""
+        return self.window.brief_bytes if self.brief(member) else self.window.bytes
+
+    def _share(self, member: Hashable, window: int) -> int:
         """Its part of the window, in bytes."""
         weights = sum(f.weight for f in self._flows.values() if f.present or f.in_flight)
         flow = self._flows[member]
         weights += 0 if flow.present or flow.in_flight else flow.weight
-        return max(1, self.window.bytes * flow.weight // weights)
+        return max(1, window * flow.weight // weights)
 
     def contended(self, member: Hashable) -> bool:
         """Whether somebody else is there for whom room is to be kept."""
@@ -198,18 +219,23 @@ class DriveShares:
             for other, flow in self._flows.items()
         )
 
-    def grant(self, member: Hashable, io_class: int, lengths: NDArray[np.int64]) -> int:
+    def grant(
+        self, member: Hashable, io_class: int, lengths: NDArray[np.int64], now_ns: int = 0
+    ) -> int:
         """How many of these operations, from the first, may begin now; they count as begun.
 
         If not all, the member waits: see `next`.
         """
         flow, order, count = self._flows[member], self._order, len(lengths)
+        self._now_ns = max(self._now_ns, now_ns)
+        if io_class == 0:
+            flow.demanded_ns = self._now_ns
         if self.contended(member):
-            window = self.window.bytes
+            window = self.window_for(member)
             order.wait(member, _HANDICAPS[io_class] * min(window, _HANDICAP_WINDOW_MAX))
             room = min(window - self.in_flight, order.until_next(member))
             if io_class == 0:
-                at_once = self.share(member) - flow.in_flight if flow.in_flight else window
+                at_once = self._share(member, window) - flow.in_flight if flow.in_flight else window
                 room = max(room, at_once - order.ahead(member))
             # What begins within the room may go beyond it: the largest fits no window otherwise.
             before = np.cumsum(lengths) - lengths
@@ -248,4 +274,5 @@ class DriveShares:
 
     def next(self) -> Hashable | None:
         """Who is to be told that it may begin something now; it then asks for a grant."""
-        return self._order.first() if self.in_flight < self.window.bytes else None
+        first = self._order.first()
+        return first if first is not None and self.in_flight < self.window_for(first) else None

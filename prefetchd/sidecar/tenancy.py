@@ -38,7 +38,7 @@ def use_drives(namespace: Namespace, drives: Drives, turns: LoopTurns, later: La
     def offer() -> None:
         turns.offer(namespace.name, namespace.weight, ("go on", namespace), task)
 
-    gate = drives.gate(files, namespace.weight, partial(later, offer))
+    gate = drives.gate(files, namespace.weight, partial(later, offer), engine.clock)
     with engine.lock:
         engine.driver.gate = namespace.gate = gate
 

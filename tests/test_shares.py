@@ -228,12 +228,13 @@ def test_a_brief_window_is_of_reads_that_were_slept_for_and_is_seen_to_anew() ->
     assert 10 <= window.brief_bytes / PAGE <= 12, "twice as much"
 
 
-def test_a_window_is_brief_while_others_demand_and_need_not_wait() -> None:
-    class Both(Fixed):
-        @property
-        def brief_bytes(self) -> int:
-            return self.size // 4
+class Both(Fixed):
+    @property
+    def brief_bytes(self) -> int:
+        return self.size // 4
 
+
+def test_a_window_is_brief_while_others_demand_and_need_not_wait() -> None:
     shares, lengths, second_ns = DriveShares(Both(16 * PAGE)), np.full(64, PAGE), 1_000_000_000
     for member in "ab":
         shares.join(member, 1)
@@ -242,15 +243,35 @@ def test_a_window_is_brief_while_others_demand_and_need_not_wait() -> None:
     shares.grant("b", PREFETCH, lengths[:2], 100 * second_ns)
     assert shares.window_for("a") == 16 * PAGE
     shares.grant("b", DEMAND, lengths[:2], 101 * second_ns)
-    assert shares.window_for("a") == 4 * PAGE
+    assert shares.window_for("a") == (4 + 4) * PAGE, "beside what b has in flight"
     assert shares.window_for("b") == 16 * PAGE
+    shares.ended("b", 4 * PAGE)
     shares.grant("b", DEMAND, lengths, 102 * second_ns)
     assert shares.window_for("a") == 16 * PAGE, "what waits here gains nothing by it"
     shares.rest("b")
+    shares.ended("b", shares.in_flight)
     shares.grant("a", PREFETCH, lengths[:1], int(111.9 * second_ns))
     assert shares.window_for("a") == 4 * PAGE
     shares.grant("a", PREFETCH, lengths[:1], int(112.1 * second_ns))
     assert shares.window_for("a") == 16 * PAGE, "not lately"
+    shares.grant("b", DEMAND, lengths[:1], 113 * second_ns)
+    shares.ended("b", PAGE)
+    shares.attend("b", False)
+    assert shares.window_for("a") == 16 * PAGE, "its clients have gone"
+
+
+def test_who_always_has_demands_in_flight_does_not_starve_a_flood() -> None:
+    for steady in (1, 4, 8, 12):
+        flood = Flood([1, 1], 16 * PAGE, [PAGE, PAGE], DEMAND)
+        flood.shares.window = Both(16 * PAGE)
+        flood.ask(1, steady)
+        flood.ask(0)
+        for _ in range(1000):
+            member = flood.flying[0][0]
+            flood.end_one()
+            if member == 1:
+                flood.ask(1, 1)
+        assert flood.served[0] >= flood.served[1] / 2, (steady, flood.served)
 
 
 def _flood(times_ns: Iterator[int], units: int, window: Window | None) -> int:

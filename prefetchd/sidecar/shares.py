@@ -12,7 +12,7 @@ goes first. With several under way at once it still shares fairly (Jin, Chase, K
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -118,6 +118,10 @@ class FairOrder:
     def waits(self, member: Hashable) -> bool:
         return member in self._waiting
 
+    @property
+    def waiting(self) -> Iterable[Hashable]:
+        return self._waiting
+
     def forget_settled(self) -> None:
         """Let go of those that wait for nothing and owe nothing: they would come back the same."""
         for member in [
@@ -193,17 +197,31 @@ class DriveShares:
         """Whether somebody may ask something of this member at any time."""
         self._flows[member].present = present
 
-    def brief(self, member: Hashable) -> bool:
-        """Whether somebody else demands now and then and need not wait for that."""
+    def _quick(self, member: Hashable) -> list[_Flow]:
+        """Others that demand now and then and need not wait for that."""
         since_ns = self._now_ns - _LATELY_NS
-        return any(
-            flow.demanded_ns > since_ns and other != member and not self._order.waits(other)
+        return [
+            flow
             for other, flow in self._flows.items()
-        )
+            if flow.demanded_ns > since_ns
+            and other != member
+            and (flow.present or flow.in_flight)
+            and not self._order.waits(other)
+        ]
+
+    def brief(self, member: Hashable) -> bool:
+        """Whether this member, or one that waits, is to leave the drive quick for others."""
+        return any(self._quick(one) for one in (*self._order.waiting, member))
 
     def window_for(self, member: Hashable) -> int:
-        """How many bytes all together may have in flight when this member begins something."""
-        return self.window.brief_bytes if self.brief(member) else self.window.bytes
+        """How many bytes all together may have in flight when this member begins something. What
+        they have in flight themselves for whom the drive is left quick is their own affair."""
+        quick = self._quick(member)
+        if not quick:
+            return self.window.bytes
+        return min(
+            self.window.bytes, self.window.brief_bytes + sum(flow.in_flight for flow in quick)
+        )
 
     def _share(self, member: Hashable, window: int) -> int:
         """Its part of the window, in bytes."""

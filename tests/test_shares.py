@@ -202,30 +202,34 @@ def test_a_brief_window_is_of_reads_that_were_slept_for_and_is_seen_to_anew() ->
     """A drive that takes 100 us a page and moves one a 10 us."""
     window, now_ns = Window(), 0
 
-    def run(milliseconds: int, depth: int, *, brief: bool) -> None:
+    def run(milliseconds: int, depth: int, *, limited: bool = True) -> None:
         nonlocal now_ns
         for _ in range(milliseconds):
             now_ns += 1_000_000
+            waits_ns, told = depth * 5_000_000, limited and window.brief_bytes < window.bytes
             window.moved(
-                depth * PAGE, depth, depth * 5 * 10**6, now_ns, busy=True, limited=True, brief=brief
+                depth * PAGE, depth, waits_ns, now_ns, busy=True, limited=limited, brief=told
             )
 
-    run(20, 100, brief=False)
     for _ in range(7):
         window.alone(PAGE, 100_000, slept_for=True)
-    run(20, 100, brief=True)
-    assert window.brief_bytes == window.bytes, "too few were slept for"
-    window.alone(PAGE, 100_000, slept_for=True)
+    run(80, 100)
     for _ in range(200):
         window.alone(PAGE, 2_000_000)
     assert window.bytes > 150 * PAGE, "what keeps a drive busy whose host notices late"
+    assert window.brief_bytes == window.bytes, "too few were slept for"
+    window.alone(PAGE, 100_000, slept_for=True)
     assert 5.5 <= window.brief_bytes / PAGE <= 6.5
-    run(9_000, 6, brief=True)
+    run(9_000, 6)
     assert 5.5 <= window.brief_bytes / PAGE <= 6.5, "little in flight, little moved"
-    run(1_000, 6, brief=True)
+    run(1_000, 6)
     assert window.brief_bytes == window.bytes, "what can the drive do by now?"
-    run(60, 200, brief=True)
+    run(60, 200)
     assert 10 <= window.brief_bytes / PAGE <= 12, "twice as much"
+    run(10_000, 6, limited=False)
+    assert window.brief_bytes == window.bytes
+    run(60, 6, limited=False)
+    assert window.brief_bytes < window.bytes, "nobody asked for more, and that is no reason to wait"
 
 
 class Both(Fixed):
@@ -248,6 +252,9 @@ def test_a_window_is_brief_while_others_demand_and_need_not_wait() -> None:
     shares.ended("b", 4 * PAGE)
     shares.grant("b", DEMAND, lengths, 102 * second_ns)
     assert shares.window_for("a") == 16 * PAGE, "what waits here gains nothing by it"
+    shares.rest("b")
+    shares.grant("b", PREFETCH, lengths, 102 * second_ns)
+    assert shares.brief("a"), "its prefetches wait, and no demand"
     shares.rest("b")
     shares.ended("b", shares.in_flight)
     shares.grant("a", PREFETCH, lengths[:1], int(111.9 * second_ns))

@@ -115,9 +115,6 @@ class FairOrder:
         standing = self._members[member]
         return (standing.start - self._time) * standing.weight // _SCALE
 
-    def waits(self, member: Hashable) -> bool:
-        return member in self._waiting
-
     @property
     def waiting(self) -> Iterable[Hashable]:
         return self._waiting
@@ -155,6 +152,7 @@ class _Flow:
     demands: int = 0
     ahead_bytes: int = 0
     demanded_ns: int = -_LATELY_NS
+    demand_waits: bool = False
 
 
 class DriveShares:
@@ -206,7 +204,7 @@ class DriveShares:
             if flow.demanded_ns > since_ns
             and other != member
             and (flow.present or flow.in_flight)
-            and not self._order.waits(other)
+            and not flow.demand_waits
         ]
 
     def brief(self, member: Hashable) -> bool:
@@ -250,7 +248,9 @@ class DriveShares:
             flow.demanded_ns = self._now_ns
         if self.contended(member):
             window = self.window_for(member)
-            order.wait(member, _HANDICAPS[io_class] * min(window, _HANDICAP_WINDOW_MAX))
+            # All by the same measure, whoever it is brief for.
+            wide = min(self.window.bytes, _HANDICAP_WINDOW_MAX)
+            order.wait(member, _HANDICAPS[io_class] * wide)
             room = min(window - self.in_flight, order.until_next(member))
             if io_class == 0:
                 at_once = self._share(member, window) - flow.in_flight if flow.in_flight else window
@@ -266,6 +266,7 @@ class DriveShares:
             flow.in_flight += size
             self.in_flight += size
             order.charge(member, size)
+        flow.demand_waits = io_class == 0 and count < len(lengths)
         if count == len(lengths):
             order.rest(member)
         else:
@@ -283,6 +284,7 @@ class DriveShares:
 
     def rest(self, member: Hashable) -> None:
         """It has nothing that waits to begin."""
+        self._flows[member].demand_waits = False
         self._order.rest(member)
 
     @property

@@ -53,7 +53,8 @@ class Window:
         self._alone, self._slept_for = _Alone(), _Alone()
         self._spare = 0.0  # reads
         self._rate = 0.0  # bytes a ns
-        self._probed_ns = self._since_ns = 0
+        self._probe_ns = self._since_ns = 0
+        self._probed_ns = -_PROBED_EACH_NS
         self._busy = self._brief = False
         self._moved = self._reads = self._waits_ns = 0
 
@@ -116,11 +117,17 @@ class Window:
             if known and spent_ns < 4 * self._interval_ns and not self._brief:
                 queued = self._waits_ns / self._reads / self._alone.mean_ns
                 self._judge(self._moved / spent_ns, queued, limited=limited)
-            probed = now_ns - self._probed_ns > _PROBED_EACH_NS + _PROBE_NS
-            if probed and limited and not self._brief:
-                self._probed_ns = now_ns
+            self._look_anew(now_ns)
             self._since_ns, self._busy, self._brief = now_ns, busy, False
             self._moved = self._reads = self._waits_ns = 0
+
+    def _look_anew(self, now_ns: int) -> None:
+        """The brief window is let go of when it is time to, for so long from here on."""
+        if self._rate == 0 or now_ns - self._probed_ns < _PROBED_EACH_NS:
+            return
+        self._probe_ns = self._probe_ns or now_ns
+        if now_ns - self._probe_ns >= _PROBE_NS:
+            self._probed_ns, self._probe_ns = now_ns, 0
 
     def _judge(self, rate: float, queued: float, *, limited: bool) -> None:
         """`queued`: how many times as long as alone reads have taken, both on average: that they do

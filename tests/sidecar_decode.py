@@ -1,6 +1,6 @@
 """What a decode loses by being served: the same replay embedded and through a daemon, in turns.
 
-`python -m tests.sidecar_decode [--rounds N] [--steps N] TRACE...` prints, for each
+`python -m tests.sidecar_decode [--rounds N] [--steps N] [--predictor NAME] TRACE...` prints, for each
 trace, the part of `none`'s extra step time that remains, (tpot - resident) / (none - resident),
 embedded and through a private daemon, each against its own controls; and through the daemon
 against the embedded controls.
@@ -27,12 +27,13 @@ from prefetchd.metrics import Result, extra_share
 Tpots = dict[str, list[float]]
 
 
-def measure(workload: Workload, rounds: int, folder: Path) -> tuple[Tpots, Tpots]:
+def measure(workload: Workload, predictor: str, rounds: int, folder: Path) -> tuple[Tpots, Tpots]:
     """TPOT (ms) of each run, a round each, embedded and through the daemon."""
     settings = ReplaySettings(
         page_bytes=65536,
         staging_slots=staging_slots(workload, 0.25),
         controls=("resident", "none"),
+        predictors=(predictor,),
         rounds=1,
     )
     prepare_store(folder, workload, settings, Report())
@@ -61,10 +62,10 @@ def last(tpots: Tpots) -> str:
     return " ".join(f"{name} {times[-1]:.2f}" for name, times in tpots.items())
 
 
-def extra(tpots: Tpots, controls: Tpots) -> float:
+def extra(predictor: str, tpots: Tpots, controls: Tpots) -> float:
     """Infinite where there was nothing to hide."""
     middle = {name: statistics.median(times) for name, times in controls.items()}
-    share = extra_share(statistics.median(tpots["auto"]), middle["resident"], middle["none"])
+    share = extra_share(statistics.median(tpots[predictor]), middle["resident"], middle["none"])
     return float("inf") if share is None else share
 
 
@@ -72,16 +73,19 @@ def main(
     traces: list[Path],
     rounds: Annotated[int, typer.Option(min=1)] = 3,
     steps: Annotated[int | None, typer.Option(min=17)] = None,
+    predictor: str = "attention",
 ) -> None:
     for trace in traces:
         workload = single(read_attention(trace), top_k=16, steps=steps)
         print(f"{trace.name}: {workload.steps} steps, TPOT in ms")
         with tempfile.TemporaryDirectory() as name:
-            embedded, served = measure(workload, rounds, Path(name) / "store")
-        own, alone = extra(served, served), extra(embedded, embedded)
+            embedded, served = measure(workload, predictor, rounds, Path(name) / "store")
+        own = extra(predictor, served, served)
+        alone = extra(predictor, embedded, embedded)
+        mixed = extra(predictor, served, embedded)
         print(
             f"{trace.name}: extra share {alone:.3f} embedded, {own:.3f} served "
-            f"({own - alone:+.3f}); {extra(served, embedded):.3f} by the embedded controls"
+            f"({own - alone:+.3f}); {mixed:.3f} by the embedded controls"
         )
 
 

@@ -1,7 +1,7 @@
 """What a decode loses by being served: the same replay embedded and through a daemon, in turns.
 
-`python -m tests.sidecar_decode [--rounds N] [--steps N] [--predictor NAME] TRACE...` prints, for each
-trace, the part of `none`'s extra step time that remains, (tpot - resident) / (none - resident),
+`python -m tests.sidecar_decode [--rounds N] [--steps N] [--predictor NAME] TRACE...` prints, for
+each trace, the part of `none`'s extra step time that remains, (tpot - resident) / (none - resident),
 embedded and through a private daemon, each against its own controls; and through the daemon
 against the embedded controls.
 """

@@ -1,9 +1,9 @@
 """What a decode loses by being served: the same replay embedded and through a daemon, in turns.
 
 `python -m tests.sidecar_decode [--rounds N] [--steps N] [--predictor NAME] TRACE...` prints, for
-each trace, the part of `none`'s extra step time that remains, (tpot - resident) / (none - resident),
-embedded and through a private daemon, each against its own controls; and through the daemon
-against the embedded controls.
+each trace, the part of `none`'s extra step time that remains, (tpot - resident) / (none -
+resident), embedded and through a private daemon, each against its own controls; and through the
+daemon against the embedded controls.
 """
 
 from __future__ import annotations

@@ -192,6 +192,18 @@ def test_a_missing_store_and_a_missing_parent_are_told(tmp_path: Path) -> None:
     assert "ENOENT (No such file or directory); create its parent folder first" in words
 
 
+def refuse(monkeypatch: pytest.MonkeyPatch, flag: int, code: int) -> None:
+    """Whatever is opened with this flag is refused."""
+    really = os.open
+
+    def refusing(path: Any, flags: int, *rest: int, **others: int) -> int:
+        if flags & flag:
+            raise OSError(code, os.strerror(code), path)
+        return really(path, flags, *rest, **others)
+
+    monkeypatch.setattr(os, "open", refusing)
+
+
 @pytest.mark.parametrize(
     ("code", "remedy"),
     [
@@ -204,14 +216,7 @@ def test_a_missing_store_and_a_missing_parent_are_told(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_opened_is_told(
     code: int, remedy: str, kv: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    really = os.open
-
-    def refusing(path: Any, flags: int, *rest: int, **others: int) -> int:
-        if flags & os.O_DIRECT:
-            raise OSError(code, os.strerror(code), path)
-        return really(path, flags, *rest, **others)
-
-    monkeypatch.setattr(os, "open", refusing)
+    refuse(monkeypatch, os.O_DIRECT, code)
     words = opening(kv)
     assert f"store {kv}: {errno.errorcode[code]} (" in words
     assert remedy in words
@@ -225,14 +230,7 @@ def test_a_file_that_cannot_be_opened_is_told(
 def test_names_that_cannot_be_made_lasting_are_told(
     code: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    really = os.open
-
-    def refusing(path: Any, flags: int, *rest: int, **others: int) -> int:
-        if flags & os.O_DIRECTORY:
-            raise OSError(code, os.strerror(code), path)
-        return really(path, flags, *rest, **others)
-
-    monkeypatch.setattr(os, "open", refusing)
+    refuse(monkeypatch, os.O_DIRECTORY, code)
 
     def make() -> None:
         store_making.create(tmp_path / "kv", layout(), 64, fill=False)

@@ -181,9 +181,8 @@ def open(  # noqa: A001  (reads best with the module's name before it)
             depth=DEPTH,
             predictor="attention",
         )
-    options = replace(
-        options, checks_unlocked=True
-    )  # by a thread of ours, while the model computes
+    # Pages are checked by a thread of ours, while the model computes.
+    options = replace(options, checks_unlocked=True)
     return ModelStore(model, open_runtime(path, layout, blocks=blocks, options=options), layout)
 
 
